@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields, is_dataclass, replace
+from operator import attrgetter
 
 import pytest
 
@@ -13,13 +14,13 @@ from manyhands.prompts.load import TABLES, Prompts
 from manyhands.schema.plain import from_plain, to_plain
 from manyhands.strategies.account import Account
 from manyhands.strategies.base import Answer
-from manyhands.strategies.events import Event
+from manyhands.strategies.events import AnswerFound, Event, StepEnded
 from manyhands.strategies.listening import Heard, Listen
 from manyhands.strategies.methods import METHODS, Method
 from manyhands.strategies.run_spec import RunSpec
-from manyhands.strategies.settings import Settings
+from manyhands.strategies.settings import AttemptSettings, Settings
 from manyhands.text import Text
-from tests.strategies.driver import feed
+from tests.strategies.driver import Dice, feed, play, small_text
 from tests.text.small_tokenizers import byte_level
 
 TEXT = Text(byte_level())
@@ -79,6 +80,58 @@ def test_a_run_is_told_by_its_header_and_its_events(method: Method) -> None:
     }
     assert answer.forward_passes <= 12
     assert len(account.hands) == len(answer.tokens)
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_events_tell_what_the_answer_says(method: Method, number: int) -> None:
+    """Passes, tokens, steps, answers and the reply, of runs in which anything may come."""
+    settings = method.settings(budget=40, snapshots=(10, 20))
+    settings = replace(settings, end=replace(settings.end, reply_tokens=8, finisher_tokens=6))
+    prompt, text = getattr(Prompts(), method.prompt), small_text()
+    strategy = method.make(f"{number} + 2", text, settings, prompt, context=None)
+    played = play(strategy, Dice(text, ends=2))
+    answer, account = played.answer, Account(method.names(settings, prompt), solo=method.solo)
+    for event in played.events:
+        account.take(event)
+        worker = getattr(event, "worker", None)
+        assert worker is None or 0 <= worker < len(account.hands)
+    assert account.forward_passes == answer.forward_passes
+    assert (account.answer, account.snapshots) == (answer.answer, answer.snapshots)
+    assert account.reply.strip() == answer.text
+    # The main strand of some methods is the reply, and may be told as that alone.
+    own = int(method.solo)
+    assert tuple(hand.num_tokens for hand in account.hands)[own:] == answer.tokens[own:]
+    order = attrgetter("worker", "step", "first_pass")
+    told = [step for step in account.steps() if step.worker >= own]
+    assert sorted(told, key=order) == sorted(
+        (step for step in answer.steps if step.worker >= own), key=order
+    )
+    whole = [(step.worker, step.step, step.text) for step in answer.steps]
+    for event in played.events:
+        if isinstance(event, StepEnded) and event.text:
+            assert (event.worker, event.step, event.text) in whole
+    numbers = [(step.worker, step.step) for step in sorted(answer.steps, key=order)]
+    assert len(set(numbers)) == len(numbers)
+    for worker, step in numbers:  # the steps of each worker are counted from one on
+        assert 0 <= worker < len(answer.tokens)
+        assert step == 1 or (worker, step - 1) in numbers
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_an_answer_is_asked_for_where_the_work_has_found_none(method: Method, number: int) -> None:
+    settings = method.settings(budget=40)
+    settings = replace(settings, end=replace(settings.end, finisher_tokens=6))
+    prompt, text = getattr(Prompts(), method.prompt), small_text()
+    played = play(
+        method.make(f"{number} + 2", text, settings, prompt, context=None),
+        Dice(text, boxes=3, ends=2),
+    )
+    found = [event.worker for event in played.events if isinstance(event, AnswerFound)]
+    asked = [one for one in played.passes if "finisher" in one.writers]
+    by_work = [worker for worker in found if worker is not None]
+    if not issubclass(method.settings, AttemptSettings):  # these make one answer of several
+        assert bool(asked) == (not by_work)
+        assert found.count(None) <= (not by_work)
 
 
 def told(strategy) -> list:
