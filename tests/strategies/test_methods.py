@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import fields, is_dataclass, replace
 from operator import attrgetter
 
@@ -13,7 +14,7 @@ from manyhands.cli.screens import _more_of
 from manyhands.prompts.load import TABLES, Prompts
 from manyhands.schema.plain import from_plain, to_plain
 from manyhands.strategies.account import Account
-from manyhands.strategies.base import Answer
+from manyhands.strategies.base import Answer, Sent, Strategy
 from manyhands.strategies.events import AnswerFound, Event, StepEnded
 from manyhands.strategies.listening import Heard, Listen
 from manyhands.strategies.methods import METHODS, Method
@@ -132,6 +133,42 @@ def test_an_answer_is_asked_for_where_the_work_has_found_none(method: Method, nu
     if not issubclass(method.settings, AttemptSettings):  # these make one answer of several
         assert bool(asked) == (not by_work)
         assert found.count(None) <= (not by_work)
+
+
+_SIZES = (
+    *("workers", "max_points", "thread_tokens", "outline_tokens", "title_tokens", "max_blocks"),
+    *("max_branches", "branch_tokens", "max_forks", "worker_tokens", "part_tokens"),
+)
+
+
+def holding(strategy: Strategy, held: list[int]) -> Strategy:
+    """The same strategy. `held`: the tokens of all that the rows of each step read and feed."""
+    sent: Sent = None
+    while True:
+        try:
+            asked = strategy.send(sent)
+        except StopIteration as end:
+            return end.value
+        if isinstance(asked, Step):
+            blocks = {block for row in asked.rows for block in row.view.blocks}
+            fed = sum(len(row.feed) for row in asked.rows)
+            held.append(fed + sum(block.num_tokens for block in blocks))
+        sent = yield asked
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_no_method_holds_more_than_it_has_reserved(method: Method, number: int) -> None:
+    """Of whatever size its parts are, and if nothing ends by itself."""
+    luck = random.Random(number)
+    settings = method.settings(budget=(10, 30, 100, 30)[number])
+    sizes = {name: luck.choice((2, 4, 8)) for name in _SIZES if hasattr(settings, name)}
+    end = replace(settings.end, reply_tokens=8, finisher_tokens=6)
+    settings = replace(settings, **sizes, end=end)
+    prompt, text, held = getattr(Prompts(), method.prompt), small_text(), list[int]()
+    strategy = method.make(f"{number} + 2", text, settings, prompt, context=None)
+    played = play(holding(strategy, held), Dice(text, boxes=0, ends=0))
+    (reserved,) = played.reserved
+    assert max(held) <= reserved.num_tokens
 
 
 def told(strategy) -> list:
