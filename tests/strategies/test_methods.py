@@ -6,6 +6,7 @@ import json
 import random
 from dataclasses import fields, is_dataclass, replace
 from operator import attrgetter
+from typing import Any
 
 import pytest
 
@@ -15,13 +16,13 @@ from manyhands.prompts.load import TABLES, Prompts
 from manyhands.schema.plain import from_plain, to_plain
 from manyhands.strategies.account import Account
 from manyhands.strategies.base import Answer, Sent, Strategy
-from manyhands.strategies.events import AnswerFound, Event, StepEnded
+from manyhands.strategies.events import AnswerFound, EngineEvent, Event, StepEnded
 from manyhands.strategies.listening import Heard, Listen
 from manyhands.strategies.methods import METHODS, Method
 from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.settings import AttemptSettings, Settings
 from manyhands.text import Text
-from tests.strategies.driver import Dice, feed, play, small_text
+from tests.strategies.driver import Dice, Played, Scripts, feed, play, small_text
 from tests.text.small_tokenizers import byte_level
 
 TEXT = Text(byte_level())
@@ -91,14 +92,29 @@ def test_events_tell_what_the_answer_says(method: Method, number: int) -> None:
     prompt, text = getattr(Prompts(), method.prompt), small_text()
     strategy = method.make(f"{number} + 2", text, settings, prompt, context=None)
     played = play(strategy, Dice(text, ends=2))
-    answer, account = played.answer, Account(method.names(settings, prompt), solo=method.solo)
+    check_told(method, settings, played)
+    numbers = [(step.worker, step.step) for step in played.answer.steps]
+    assert len(set(numbers)) == len(numbers)
+    for worker, step in numbers:  # the steps of each worker are counted from one on
+        assert 0 <= worker < len(played.answer.tokens)
+        assert step == 1 or (worker, step - 1) in numbers
+
+
+def check_told(method: Method, settings: Any, played: Played) -> None:
+    """What events tell of a run is what its answer says."""
+    names = method.names(settings, getattr(Prompts(), method.prompt))
+    answer, account = played.answer, Account(names, solo=method.solo)
     for event in played.events:
         account.take(event)
         worker = getattr(event, "worker", None)
         assert worker is None or 0 <= worker < len(account.hands)
+    passes = [event.forward_pass for event in played.events if not isinstance(event, EngineEvent)]
+    assert passes == sorted(passes)
+    assert passes[0] >= 0
     assert account.forward_passes == answer.forward_passes
     assert (account.answer, account.snapshots) == (answer.answer, answer.snapshots)
-    assert account.reply.strip() == answer.text
+    if method.name != "async_think":  # an answer leaves out what its workers were asked
+        assert account.reply.strip() == answer.text
     # The main strand of some methods is the reply, and may be told as that alone.
     own = int(method.solo)
     assert tuple(hand.num_tokens for hand in account.hands)[own:] == answer.tokens[own:]
@@ -111,11 +127,42 @@ def test_events_tell_what_the_answer_says(method: Method, number: int) -> None:
     for event in played.events:
         if isinstance(event, StepEnded) and event.text:
             assert (event.worker, event.step, event.text) in whole
-    numbers = [(step.worker, step.step) for step in sorted(answer.steps, key=order)]
-    assert len(set(numbers)) == len(numbers)
-    for worker, step in numbers:  # the steps of each worker are counted from one on
-        assert 0 <= worker < len(answer.tokens)
-        assert step == 1 or (worker, step - 1) in numbers
+
+
+PARTS: dict[str, dict[str, list[str | int | None]]] = {
+    "branches": {
+        "writer": ["Look.\n####A:", "B:", "%%%%", "Then.\n####C:", "%%%%", "So \\boxed{7}."],
+        **{f"branch {n}": [f"{'one and ' * n}####"] for n in range(1, 9)},
+    },
+    "skeleton": {
+        "writer": [" a\n2. b\n3. c\n\n"],
+        **{f"point {n}": [f" {'one and ' * n}.\n\n", None] for n in range(1, 9)},
+    },
+    "async_think": {
+        "writer": [
+            "Two.<FORK-1>a?</FORK-1> <FORK-2>b?</FORK-2>",
+            "<JOIN-2>",
+            "So <JOIN-1>",
+            "Both.",
+            None,
+        ],
+        "worker 1": ["Long thoughts. <RETURN>one</RETURN>"],
+        "worker 2": ["two", None],
+    },
+}
+
+
+@pytest.mark.parametrize("budget", [12, 30, 50, 80, 200])
+@pytest.mark.parametrize("name", PARTS)
+def test_events_of_parts_tell_what_the_answer_says(name: str, budget: int) -> None:
+    method, text = METHODS[name], small_text()
+    settings = method.settings(budget=budget)
+    settings = replace(settings, end=replace(settings.end, reply_tokens=8, finisher_tokens=6))
+    prompt = getattr(Prompts(), method.prompt)
+    strategy = method.make("1 + 2", text, settings, prompt, context=None)
+    played = play(strategy, Scripts(text, **PARTS[name]))
+    check_told(method, settings, played)
+    assert budget < 50 or len(played.answer.tokens) > 2
 
 
 @pytest.mark.parametrize("number", range(6))
