@@ -123,6 +123,9 @@ def check_told(method: Method, settings: Any, played: Played) -> None:
     assert sorted(told, key=order) == sorted(
         (step for step in answer.steps if step.worker >= own), key=order
     )
+    assert min(step.first_pass for step in answer.steps) == 1
+    for step in answer.steps:
+        assert 1 <= step.first_pass <= step.last_pass <= answer.forward_passes
     whole = [(step.worker, step.step, step.text) for step in answer.steps]
     for event in played.events:
         if isinstance(event, StepEnded) and event.text:
