@@ -690,6 +690,20 @@ def test_a_value_that_is_refused_is_named_by_its_place(way: list[int | str], wro
     assert str(caught.value).startswith(f"{place} ")
 
 
+def test_a_request_may_come_in_pieces_of_any_size(guarded: House) -> None:
+    given = json.dumps(body()).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(given)}\r\nConnection: close\r\n\r\n"
+    whole = head.encode() + given
+    for size in (7, len(head) - 1, len(head), len(whole) - 1):
+        with connected(guarded) as client:
+            for at in range(0, len(whole), size):
+                client.sendall(whole[at : at + size])
+                time.sleep(0.002)
+            answer = b"".join(iter(lambda: client.recv(65536), b""))
+        assert answer.startswith(b"HTTP/1.1 200 "), (size, answer)
+
+
 def sent_to(take: Callable[[], Awaitable[None]], *, with_abort: bool) -> tuple[list[str], bytes]:
     """What happens to a stream of three pieces, each of which its client takes like this."""
     happened: list[str] = []
