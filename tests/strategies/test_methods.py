@@ -20,7 +20,8 @@ from manyhands.strategies.events import AnswerFound, EngineEvent, Event, StepEnd
 from manyhands.strategies.listening import Heard, Listen
 from manyhands.strategies.methods import METHODS, Method
 from manyhands.strategies.run_spec import RunSpec
-from manyhands.strategies.settings import AttemptSettings, Settings
+from manyhands.strategies.settings import AttemptSettings, Settings, SharedSettings
+from manyhands.strategies.shared_prefix import shared_prefix
 from manyhands.text import Text
 from tests.strategies.driver import Dice, Played, Scripts, feed, play, small_text
 from tests.text.small_tokenizers import byte_level
@@ -219,6 +220,18 @@ def test_no_method_holds_more_than_it_has_reserved(method: Method, number: int) 
     played = play(holding(strategy, held), Dice(text, boxes=0, ends=0))
     (reserved,) = played.reserved
     assert max(held) <= reserved.num_tokens
+
+
+@pytest.mark.parametrize("rows", [1, 3, 256])
+@pytest.mark.parametrize("samples", [1, 5])
+def test_completions_hold_no_more_than_they_have_reserved(rows: int, samples: int) -> None:
+    text, held = small_text(), list[int]()
+    settings = SharedSettings(samples=samples, max_tokens=30, rows=rows)
+    prompts = ["So the answer", "So the next step"]
+    strategy = shared_prefix(prompts, text, settings)
+    played = play(holding(strategy, held), Scripts(text))
+    assert sum(played.answer.tokens) == 2 * samples * 30
+    assert max(held) <= max(one.num_tokens for one in played.reserved)
 
 
 def told(strategy) -> list:
