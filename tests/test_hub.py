@@ -298,7 +298,7 @@ def test_what_is_no_name_at_all() -> None:
 def test_a_folder_with_the_name_of_the_bundled_model_is_not_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever asks behind somebody else who has asked already."""
+    """A name is looked up by several functions, one behind the other."""
     monkeypatch.chdir(tmp_path)
     config = tmp_path / "bundled" / "config.json"
     config.parent.mkdir()

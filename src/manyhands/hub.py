@@ -40,7 +40,7 @@ def place_of(model: str | Path) -> str:
         )
     if model == BUNDLED:
         return str(Path(__file__).parent / "bundled" / "model")
-    # What comes back may be given once more, and then a folder of this name has no Path to tell it.
+    # The name may be given once more, and then a folder of this name has no Path to tell it.
     return f"./{model}" if str(model) == BUNDLED else str(model)
 
 

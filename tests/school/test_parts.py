@@ -153,7 +153,7 @@ def test_every_written_token_is_learned_and_no_other():
 @pytest.mark.parametrize("slips", [0.0, 1.0])
 @pytest.mark.parametrize("size", [2, 5, 9])
 def test_attempts_solve_each_problem_by_its_own_number(size: int, slips: float) -> None:
-    """What is wrong in one of them is learned by nobody."""
+    """Slips of one of them are learned by nobody."""
     problems = problem_list(random.Random(size), size, "mixed")
     attempts = ListAttempts(problems, 3, random.Random(1), slips)
     answers, wrong = [problem.answer for problem in problems.problems], 0

@@ -705,7 +705,7 @@ def test_a_request_may_come_in_pieces_of_any_size(guarded: House) -> None:
 
 
 def sent_to(take: Callable[[], Awaitable[None]], *, with_abort: bool) -> tuple[list[str], bytes]:
-    """What happens to a stream of three pieces, each of which its client takes like this."""
+    """The events of a stream of three pieces, each of which its client takes like this, and its bytes."""
     happened: list[str] = []
     body = b""
 

@@ -102,7 +102,7 @@ def test_events_tell_what_the_answer_says(method: Method, number: int) -> None:
 
 
 def check_told(method: Method, settings: Any, played: Played) -> None:
-    """What events tell of a run is what its answer says."""
+    """Events of a run tell what its answer says."""
     names = method.names(settings, getattr(Prompts(), method.prompt))
     answer, account = played.answer, Account(names, solo=method.solo)
     for event in played.events:
