@@ -29,7 +29,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import are_progress_bars_disabled
 
 from manyhands import hub
-from manyhands.errors import ModelNotFound
+from manyhands.errors import InvalidRequest, ModelNotFound
 from manyhands.hub import ADAPTER_FILES, check_there, file_of, incomplete, is_gguf, is_local
 from manyhands.model.checkpoint import check_folder, check_lora, check_place, weights_folder
 from manyhands.model.loading import load_adapter
@@ -348,6 +348,67 @@ def test_a_gguf_file_is_a_model_by_itself(tmp_path: Path) -> None:
     for error in (folder, named):
         assert error.hint.startswith("to run a GGUF file, give the file itself")
     assert "GGUF" not in incomplete("someone/Model", "a config.json").hint
+
+
+@pytest.mark.parametrize("part", ["x" * 255, "é" * 127, "a/" * 300 + "b"])
+def test_a_name_may_be_as_long_as_file_systems_take_it(part: str) -> None:
+    assert not is_local(f"someone/{part}") or part.count("/") > 1
+    assert not hub.exists(Path(part))
+
+
+@pytest.mark.parametrize("part", ["x" * 256, "é" * 128, "a\0b", "a/" + "x" * 5000])
+def test_a_name_that_no_file_can_have_is_said_in_short(part: str) -> None:
+    for look in (is_local, is_gguf, lambda name: check_there(Path(name))):
+        with pytest.raises(ModelNotFound, match=r"is no folder and no name on the hub: ") as found:
+            look(part)
+        assert len(str(found.value)) < 250
+
+
+def test_what_is_no_name_at_all() -> None:
+    for given in (None, 3, b"bundled", ["bundled"]):
+        with pytest.raises(InvalidRequest, match=f"of type {type(given).__name__}; expected a fol"):
+            hub.place_of(given)  # type: ignore[arg-type]
+    assert hub.place_of("a/b") == hub.place_of(Path("a/b")) == "a/b"
+
+
+def test_a_folder_with_the_name_of_the_bundled_model_is_not_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name is looked up by several functions, one behind the other."""
+    monkeypatch.chdir(tmp_path)
+    config = tmp_path / "bundled" / "config.json"
+    config.parent.mkdir()
+    config.write_text("{}")
+    for given in ("./bundled", Path("bundled"), Path("./bundled"), tmp_path / "bundled"):
+        place = hub.place_of(given)
+        assert hub.place_of(place) == place
+        for name in (given, place):
+            found = file_of(name, "config.json")
+            assert found is not None
+            assert found.resolve() == config
+            assert file_of(name, WORDS) is None
+    own = file_of("bundled", "config.json")
+    assert own is not None
+    assert own.parent == Path(hub.place_of(hub.place_of("bundled")))
+
+
+def test_a_hint_says_what_a_folder_is_instead(tmp_path: Path) -> None:
+    """Of a folder that is no model, and of one that is no adapter."""
+    hints = {
+        "": ("a model needs config.json", "give a folder as `manyhands train`"),
+        "config.json": ("a model needs config.json", "it is a whole model: give it by --model"),
+        "adapter_config.json": ("it is a LoRA adapter", "give a folder as `manyhands train`"),
+        "checkpoint/checkpoint.pt": ("its training has not ended", "its training has not ended"),
+        "a.gguf": ("to run a GGUF file", "give a folder as `manyhands train`"),
+    }
+    for number, (file, (no_model, no_adapter)) in enumerate(hints.items()):
+        folder = tmp_path / str(number)
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        if file:
+            (folder / file).touch()
+        assert incomplete(str(folder), "its weights").hint.startswith(no_model)
+        assert hub.no_adapter(folder, "x").hint.startswith(no_adapter)
+    assert "there is no adapter at" in str(hub.no_adapter(Path("x" * 5000), "adapter_config.json"))
 
 
 def test_a_name_that_is_no_text_of_unicode() -> None:

@@ -43,7 +43,10 @@ def place_of(model: str | Path) -> str:
             f"the model is of type {type(given).__name__}; expected a folder or a name on the Hugging Face hub",
             hint='Give "bundled" or "Qwen/Qwen3-8B", for instance.',
         )
-    return str(Path(__file__).parent / "bundled" / "model") if model == BUNDLED else str(model)
+    if model == BUNDLED:
+        return str(Path(__file__).parent / "bundled" / "model")
+    # The name may be given once more, and then a folder of this name has no Path to tell it.
+    return f"./{model}" if str(model) == BUNDLED else str(model)
 
 
 def is_gguf(name: str) -> bool:
@@ -373,7 +376,7 @@ def not_found(name: str, error: BaseException) -> ModelNotFound:
     elif any_of(RepositoryNotFoundError, HFValidationError):
         problem = f"there is no model {name!r} on the Hugging Face hub, or it is private"
         hint = "check the name; for a private model set HF_TOKEN; for a folder give its path"
-    elif is_local(name) and Path(name).is_dir():
+    elif Path(name).is_dir():
         return damaged(name, f"files that cannot be read ({in_short(error)})")
     elif _reach.num_inside:
         problem = f"the model {name!r} could not be fetched from the Hugging Face hub, which cannot be reached: {_reach.reason}"
@@ -384,8 +387,6 @@ def not_found(name: str, error: BaseException) -> ModelNotFound:
         hint = "unset HF_HUB_OFFLINE, or give the path of a folder"
     elif any_of(EntryNotFoundError) and not any_of(LocalEntryNotFoundError):
         return incomplete(name, "a file that it needs", error)
-    elif Path(name).is_dir():
-        return damaged(name, f"files that cannot be read ({in_short(error)})")
     else:
         problem = f"the model {name!r} could not be fetched from the Hugging Face hub"
         hint = "check the network, or give the path of a folder"

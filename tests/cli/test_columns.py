@@ -14,6 +14,7 @@ from manyhands.strategies.events import (
     StepBegun,
     StepEnded,
     TokenWritten,
+    WorkerPaused,
     WorkerStopped,
 )
 
@@ -75,6 +76,17 @@ def test_only_as_many_lines_as_the_text_needs() -> None:
         "▌                                      │",
         "status",
     ]
+
+
+def test_the_words_of_who_has_stopped_or_waits_stand_there_without_a_cursor() -> None:
+    account = written(3, ["One", "Two", "Three"])
+    account.take(WorkerStopped(3, 0))
+    account.take(WorkerPaused(3, 2))
+    lines = [line.plain for line in picture(account, ("status",), 80, 24)]
+    assert [cell.split() for cell in lines[0].split("│")] == [
+        ["Alice", "[1]", "done"], ["Bob", "[2]"], ["Carol", "[3]", "paused"]
+    ]  # fmt: skip
+    assert [cell.strip() for cell in lines[1].split("│")] == ["✓ One", "Two▌", "Three"]
 
 
 def test_many_workers_have_a_line_each() -> None:

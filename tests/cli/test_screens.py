@@ -152,6 +152,16 @@ def test_events_as_lines(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_a_step_without_text_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    account = Account(("Attempt 1", "Attempt 2"))
+    screen = PlainScreen(account, BUDGET)
+    for event in (StepEnded(1, 0, 1, ""), StepEnded(3, 1, 1, "It is 7.")):
+        account.take(event)
+        screen.show(event)
+    assert capsys.readouterr().out == "Attempt 2 [1]: It is 7.\n\n"
+    assert [step.worker for step in account.so_far("stopped", 3).steps] == [1]
+
+
 def test_a_reply_that_stands_above_is_not_printed_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

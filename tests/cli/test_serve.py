@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ from manyhands.cli.solve import EXAMPLE
 from manyhands.errors import InvalidRequest
 from manyhands.schema.openai import CHAT
 from manyhands.server.asked import understand
+from manyhands.server.limits import Limits
 from manyhands.server.process import Place, listening
 from tests.strategies.driver import small_text
 
@@ -71,21 +73,8 @@ def test_keys_come_from_three_places(tmp_path: Path, monkeypatch: pytest.MonkeyP
         keys_of(ServeOptions(api_key_file=file))
 
 
-@pytest.mark.parametrize(
-    ("options", "choice"),
-    [
-        ([], Choice(temperature=0.4, top_k=9)),
-        (["--top-k", "3"], Choice(temperature=0.4, top_k=3)),
-        (["--greedy"], GREEDY),
-    ],
-)
-def test_a_models_own_sampling_is_what_a_request_means_that_says_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], choice: Choice
-) -> None:
-    """Of a plain request and of a method's; what a request says has the last word. No model is loaded."""
-    own = {"do_sample": True, "temperature": 0.4, "top_k": 9}
-    (tmp_path / "generation_config.json").write_text(json.dumps(own))
-    text = small_text()
+def made_front(monkeypatch: pytest.MonkeyPatch, *options: str) -> tuple[Any, Any]:
+    """The front that the command makes of these options, and what it says. No model is loaded."""
     engine = SimpleNamespace(
         about=[],
         facts=SimpleNamespace(max_positions=512, is_on_gpu=False, vocab_size=1000, num_states=0),
@@ -97,13 +86,43 @@ def test_a_models_own_sampling_is_what_a_request_means_that_says_nothing(
         fronts.append(front)
         return 0
 
-    monkeypatch.setattr("manyhands.cli.serve.load_engine", lambda *_: (engine, text))
-    monkeypatch.setattr("manyhands.engine.service.Service", lambda *_, **__: SimpleNamespace())
+    monkeypatch.setattr("manyhands.cli.serve.load_engine", lambda *_: (engine, small_text()))
+    monkeypatch.setattr(
+        "manyhands.engine.service.Service", lambda *_, **given: SimpleNamespace(**given)
+    )
     monkeypatch.setattr("manyhands.server.process.serve", answer)
-    result = CliRunner().invoke(app, ["serve", "--model", str(tmp_path), "--port", "0", *options])
+    result = CliRunner().invoke(app, ["serve", "--port", "0", *options])
     assert result.exit_code == 0, result.output
+    return fronts[0], result
+
+
+def test_every_limit_is_that_of_its_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {each.name: 2000 + number for number, each in enumerate(fields(Limits))}
+    options = [(f"--{name.replace('_', '-')}", str(value)) for name, value in values.items()]
+    front, _ = made_front(monkeypatch, *chain.from_iterable(options))
+    assert front.limits == front.served.limits == Limits(**values)
+    service = front.runs.service
+    assert (service.max_live, service.max_waiting) == (values["live_runs"], values["waiting_runs"])
+    assert service.max_events == values["run_events"]
+
+
+@pytest.mark.parametrize(
+    ("options", "choice"),
+    [
+        ([], Choice(temperature=0.4, top_k=9)),
+        (["--top-k", "3"], Choice(temperature=0.4, top_k=3)),
+        (["--greedy"], GREEDY),
+    ],
+)
+def test_a_models_own_sampling_is_what_a_request_means_that_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], choice: Choice
+) -> None:
+    """Of a plain request and of a method's; what a request says has the last word."""
+    own = {"do_sample": True, "temperature": 0.4, "top_k": 9}
+    (tmp_path / "generation_config.json").write_text(json.dumps(own))
+    front, result = made_front(monkeypatch, "--model", str(tmp_path), *options)
     assert ("sampling as the model's own" in result.stderr) == (options != ["--greedy"])
-    served = fronts[0].served
+    served = front.served
     said: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
     assert understand(CHAT, said, served).choice == choice
     asked = understand(CHAT, {**said, "temperature": 0.9}, served)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import signal
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import typer
 
 from manyhands.cli import EXIT_CODES
 from manyhands.cli.evaluate import _judge, _told_where
-from manyhands.cli.guard import EXIT_NO_ANSWER, EXIT_READER_GONE, guarded
+from manyhands.cli.guard import EXIT_NO_ANSWER, EXIT_READER_GONE, guarded, impossible_path
 from manyhands.cli.stopping import HaltRequest, Stopped, StopRequest
 from manyhands.errors import ManyhandsError
 from manyhands.evaluation.judge import RUBRICS
@@ -116,3 +117,13 @@ def test_the_page_and_the_help_list_the_same_exit_codes() -> None:
     of_errors = {error.exit_code for error in ManyhandsError.__subclasses__()}
     assert on_page == in_help
     assert of_errors | {EXIT_NO_ANSWER, EXIT_READER_GONE, 0, 1} < on_page
+
+
+def test_a_path_that_no_file_can_have_is_told_from_other_errors() -> None:
+    too_long = OSError(errno.ENAMETOOLONG, "File name too long", "x" * 5000)
+    found = impossible_path(too_long)
+    assert found is not None
+    assert "has 5000 characters" in str(found)
+    assert len(str(found)) < 200
+    for other in (OSError(errno.ENOENT, "No such file", "x" * 5000), ValueError("x"), OSError()):
+        assert impossible_path(other) is None

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from manyhands.cli.options import ViewOptions
+from manyhands.cli.view import view
 from manyhands.replay.trace import read_trace
 from manyhands.server.page import document
 from manyhands.server.view import records_of
@@ -84,3 +86,16 @@ def test_view_serves_the_run_as_far_as_it_is(saved: Path) -> None:
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(10) == 0
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_browser_is_opened_where_one_is_wanted(
+    saved: Path, wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("manyhands.cli.view.webbrowser.open", opened.append)
+    monkeypatch.setattr(
+        "manyhands.cli.view.serve_page", lambda make, port, ready: ready(f"http://here:{port}")
+    )
+    view(ViewOptions(trace=saved, port=8000, browser=wanted))
+    assert opened == ["http://here:8000"] * wanted

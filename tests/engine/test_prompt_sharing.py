@@ -280,6 +280,43 @@ def test_a_strategy_that_does_not_keep_its_word_about_its_prompt() -> None:
     assert engine.prefixes.num_pages_in_use == 0
 
 
+def test_text_that_was_written_in_company_is_no_path_for_others() -> None:
+    """Its keys have met those of others: behind the prompt alone they would be different."""
+    tokens, (x, y, *_) = TEXT.encode("a prompt of its own"), TEXT.encode("!b")
+
+    def company() -> Strategy:
+        start, a, b = Block("prompt"), Block("a"), Block("b")
+        first = Row(View([start]), tokens)
+        yield Reserve(len(tokens) + 40, 4, prompt=first)
+        rows = [
+            Row(View([start, b, a]), (x,), writer="a"),
+            Row(View([start, a, b]), (y,), writer="b"),
+        ]
+        yield Step([first, *rows])
+        yield Step(rows)
+        return Answer("")
+
+    engine = small_engine()
+    engine.run(share_prompt(company(), engine.prefixes))
+    assert engine.prefixes.num_tokens == len(tokens)
+
+
+@pytest.mark.parametrize("most", [1, 7, 30])
+def test_a_prompt_longer_than_a_pass_is_fed_in_parts(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("manyhands.strategies.prompt_sharing._MOST_TOKENS", most)
+    engine, one = small_engine(), spec("hogwild")
+    alone = engine.run(one.strategy(TEXT))
+    for found in (0, len(prompt_of(one))):
+        before = engine.usage
+        answer = engine.run(shared(engine, one))
+        parts = 0 if found else (len(prompt_of(one)) - 1) // most
+        assert (answer.found, unfound(answer)) == ((found,), alone)
+        passes = alone.forward_passes + alone.extra_passes + parts
+        assert (engine.usage - before).forward_passes == passes
+
+
 def test_a_strategy_without_a_prompt_stays_as_it_is() -> None:
     engine = small_engine()
     block = Block("text")

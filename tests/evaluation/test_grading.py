@@ -46,6 +46,15 @@ def test_a_grader_that_misbehaves_is_replaced() -> None:
         assert grading.grade(two, "4", "").value == 1
 
 
+def test_a_grader_that_hangs_at_the_end_is_stopped() -> None:
+    task = Doubles()
+    with Grading(task) as grading:
+        pipe, process = grading._start(), grading._process
+        pipe.send((task.samples()[0], "hang", ""))
+    assert process is not None
+    assert process.exitcode == -signal.SIGKILL
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_grader_outlives_signals_that_end_the_exam(number: signal.Signals) -> None:
     """They reach the whole group, and an answer whose grader died counts as wrong."""

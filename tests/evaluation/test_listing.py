@@ -72,6 +72,18 @@ def test_any_names_have_an_order() -> None:
     ]  # fmt: skip
 
 
+def test_names_stand_in_the_order_of_their_numbers() -> None:
+    names = [f"{before}{'0' * zeros}{number}{behind}" for before in ("", "b") for number in (2, 7, 10, 100)
+             for zeros in (0, 2) for behind in ("", "a")]  # fmt: skip
+
+    def by_value(name: str) -> tuple[str, int, str]:
+        found = re.fullmatch(r"(\D*)(\d+)(\D*)", name)
+        assert found is not None
+        return found[1], int(found[2]), found[3]
+
+    assert sorted(names, key=in_order) == sorted(names, key=by_value)
+
+
 def test_groups_are_of_the_first_fact_that_differs(tmp_path: Path) -> None:
     physics, maths = {"subject": "Physics", "type": "OE"}, {"subject": "Maths", "type": "OE"}
     records = [

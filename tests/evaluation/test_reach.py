@@ -110,7 +110,13 @@ def test_two_files_are_compared_or_refused_by_name(tmp_path: Path) -> None:
     found = pair_of(first, second)
     assert found.alone == (50, 0)
     assert found.is_worse
-    assert not pair_of(second, first).is_worse
+    back = pair_of(second, first)
+    assert back.alone == (0, 50)
+    assert not back.is_worse
+    for number, (last, is_worse) in enumerate(((0.4, True), (0.9, False))):
+        mixed = made(tmp_path / f"last {number}", "hogwild-2", curve((0.6, 0.5, last)))
+        base = made(tmp_path / f"base {number}", "sequential", curve((0.2, 0.7, 0.8)))
+        assert pair_of(base, mixed).is_worse == is_worse, "the largest budget decides"
     other = made(tmp_path, "sequential", curve((0.0, 0.5, 1.0)), task="triples")
     with pytest.raises(InvalidRequest, match=r"'doubles'.*'triples'"):
         pair_of(first, other)

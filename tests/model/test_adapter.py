@@ -15,7 +15,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from manyhands.attention.attend import AttendFn, LayerCall
 from manyhands.attention.rotary import Rope
 from manyhands.errors import UnsupportedModel
-from manyhands.model.adapter import ModelAdapter
+from manyhands.model.adapter import ModelAdapter, weight_bytes
 from manyhands.model.families import FAMILIES
 from manyhands.model.ropes import rotary_module
 from manyhands.model.self_test import exact_attention
@@ -167,6 +167,24 @@ def test_shapes_are_announced(name: str) -> None:
         logits = adapter.forward(tokens, None, attend)
     assert layers == list(range(adapter.num_layers)) == list(range(len(adapter.ropes)))
     assert logits.shape == (TOKENS, adapter.vocab_size)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_pass_reads_all_weights_but_tables_and_the_experts_of_others(name: str) -> None:
+    """Each piece of memory once; a table that makes logits as well is read for these."""
+    model = ZOO[name]()
+    adapter = ModelAdapter(model)
+    expected = float(sum(buffer.nbytes for buffer in model.buffers()))
+    for path, weight in model.named_parameters():
+        is_table = "embed_tokens" in path and not model.config.tie_word_embeddings
+        is_table |= "embed_tokens_per_layer" in path
+        is_stack = (
+            path.rpartition(".")[2] in ("gate_up_proj", "down_proj") and name != "llama4_text"
+        )
+        expected += (
+            0 if is_table else weight.nbytes * (0.5 if is_stack else 1)
+        )  # two of four experts
+    assert weight_bytes(adapter) == pytest.approx(expected, abs=1)
 
 
 def test_only_the_kept_tokens_have_logits() -> None:

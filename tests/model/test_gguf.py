@@ -50,6 +50,8 @@ NETWORKS = {
     "llama": hf.LlamaConfig(**SIZES),
     "qwen2": hf.Qwen2Config(**{**SIZES, "head_dim": 16}, tie_word_embeddings=True),
     "qwen3": hf.Qwen3Config(**SIZES),
+    "llama with biases": hf.LlamaConfig(**SIZES, attention_bias=True),
+    "qwen3 with biases": hf.Qwen3Config(**SIZES, attention_bias=True),
 }
 
 
@@ -74,6 +76,7 @@ def _logits(adapter: ModelAdapter) -> Tensor:
     [
         *(("llama", Kind.F32), ("llama", Kind.Q4_0), ("llama", Kind.Q4_1), ("llama", Kind.F16)),
         *(("qwen2", Kind.Q8_0), ("qwen3", Kind.BF16), ("qwen3", Kind.Q4_1)),
+        *(("llama with biases", Kind.Q4_0), ("qwen3 with biases", Kind.F32)),
     ],
 )
 def test_the_network_is_that_of_the_file(tmp_path: Path, name: str, kind: Kind) -> None:
@@ -159,6 +162,17 @@ def test_frequencies_divided_by_factors(tmp_path: Path) -> None:
     found = _load(tmp_path / "it.gguf").ropes[0]
     assert found is not None
     torch.testing.assert_close(found.inv_freq, expected.inv_freq)
+
+
+@pytest.mark.parametrize(("count", "kind"), [(15, None), (17, None), (32, None), (16, "linear")])
+def test_factors_that_do_not_fit_are_refused(tmp_path: Path, count: int, kind: str | None) -> None:
+    facts = {"llama.rope.scaling.type": kind, "llama.rope.scaling.factor": 2.0}
+    tensors = {"rope_freqs.weight": np.ones(count, np.float32)}
+    _write(tmp_path / "it.gguf", facts=facts if kind else None, tensors=tensors)
+    with pytest.raises(
+        UnsupportedModel, match=rf"rope_freqs.weight of {count} numbers beside {kind!r}"
+    ):
+        _load(tmp_path / "it.gguf")
 
 
 @pytest.mark.parametrize("kind", ["linear", "yarn"])
@@ -269,6 +283,7 @@ def test_every_format_is_recognised(tmp_path: Path) -> None:
         ({"llama.expert_count": 8}, "llama.expert_count = 8"),
         ({"llama.attention.scale": 0.5}, "llama.attention.scale = 0.5"),
         ({"llama.rope.dimension_count": 16}, "a part of each head"),
+        ({"llama.attention.value_length": 16}, "heads whose keys and values differ in size"),
         ({"llama.rope.scaling.type": "su"}, "rope.scaling.type = 'su'"),
         ({"split.count": 3}, "one of 3 parts"),
         ({"tokenizer.ggml.pre": "quux"}, "the rule 'quux'; known are gpt-2, smollm"),

@@ -36,6 +36,7 @@ def test_a_file_replaces_what_it_names(tmp_path: Path) -> None:
         ("[judging]\nquality = 3", "expected text"),
         ("[other]\nx = 1", "should have one table"),
         ("judging = 1", "should have one table"),
+        ("[judging]\n[team]\n", "should have one table"),
         ("[judging", "not valid TOML"),
     ],
 )

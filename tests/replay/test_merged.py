@@ -17,6 +17,7 @@ from manyhands.replay.merged import Merged, merge_passes, side_by_side
 from tests.cache.test_plan import placed, random_step
 
 Seen = list[tuple[int, int]]
+MOST = 400  # tokens of a run
 
 
 def read_by(merged: Merged, row: int) -> Seen:
@@ -41,12 +42,20 @@ def seen_in(view: View, numbers: dict[Block, list[int]]) -> Seen:
     )
 
 
-def a_run(seed: int) -> tuple[Merged, list[Seen]]:
-    """A random conversation, merged, and for each row what it saw, and where."""
+def a_run(seed: int, num_found: int = 0) -> tuple[Merged, list[Seen]]:
+    """A random conversation, merged, and for each row what it saw, and where. Some blocks were there before."""
     rng = random.Random(seed)
     blocks: list[Block] = []
     views: list[View] = []
     numbers: dict[Block, list[int]] = {}
+    behind = MOST  # of those blocks; they are counted behind all that is fed
+    for _ in range(num_found):
+        block = Block("found")
+        block.tokens.extend(range(rng.randint(1, 5)))
+        block.freeze()
+        numbers[block] = list(range(behind, behind := behind + block.num_tokens))
+        blocks.append(block)
+    found = list(blocks)
     expected: list[Seen] = []
     count = 0
 
@@ -67,13 +76,17 @@ def a_run(seed: int) -> tuple[Merged, list[Seen]]:
                 if rng.random() < 0.3:
                     block.freeze()
 
-    return merge_passes(steps(), 400), expected
+    merged = merge_passes(steps(), MOST, found)
+    return merged, [
+        [(place, token if token < MOST else token - MOST + count) for place, token in seen]
+        for seen in expected
+    ]
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32))
-def test_every_row_sees_what_it_saw(seed):
-    merged, expected = a_run(seed)
+@given(st.integers(0, 2**32), st.integers(0, 3))
+def test_every_row_sees_what_it_saw(seed, num_found):
+    merged, expected = a_run(seed, num_found)
     assert merged.plan.num_rows == len(expected) == merged.pass_indptr[-1]
     for row, seen in enumerate(expected):
         assert read_by(merged, row) == seen

@@ -70,6 +70,8 @@ def test_a_team_is_played_again(layout, workers):
     trace = parse_trace(lines)
     assert played_again(trace) == without_choices(played.passes)
     assert trace.is_complete
+    said_once = [str(line) for line in lines if line["kind"] in ("block", "view", "freeze")]
+    assert len(set(said_once)) == len(said_once)
     assert trace.header == {"kind": "header", "schema": SCHEMA, "model": "dice", "seed": 0}
     assert trace.num_tokens == sum(len(row.feed) for one in played.passes for row in one.rows)
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from typing import Any, get_type_hints
+
 import pytest
 
 from manyhands.errors import InvalidRequest
-from manyhands.schema.choosing import choosable, choose, pairs
+from manyhands.schema.choosing import choosable, choose, pairs, read
+from manyhands.schema.setting import settings_of
 from manyhands.strategies.methods import METHODS
-from manyhands.strategies.settings import SoloSettings, TeamSettings
+from manyhands.strategies.settings import SharedSettings, SoloSettings, TeamSettings
 
 
 def test_values_get_the_types_of_their_fields() -> None:
@@ -18,6 +23,40 @@ def test_values_get_the_types_of_their_fields() -> None:
     assert settings.end.finisher_tokens == 16
     assert settings.choice.temperature == 0.6
     assert settings.check_every == TeamSettings().check_every
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        *((bool, text, True) for text in ("true", "True", "yes", "YES", "1")),
+        *((bool, text, False) for text in ("false", "False", "no", "NO", "0")),
+        (int, "7", 7),
+        (int | None, "7", 7),
+        (float | None, "0.5", 0.5),
+        (str | None, "7", "7"),
+        (tuple[int, ...], "7, 8", (7, 8)),
+        (tuple[int, ...], " ", ()),
+        (Mapping[int, float], "7:-5,8:2,", {7: -5.0, 8: 2.0}),
+    ],
+)
+def test_a_text_stands_for_a_value_of_its_type(kind: Any, text: str, value: Any) -> None:
+    found = read("it", kind, text)
+    assert (found, type(found)) == (value, type(value))
+
+
+def declared(kind: type, prefix: str = "") -> Iterator[str]:
+    """The paths of all settings that are declared for users."""
+    for name, setting in settings_of(kind).items():
+        if setting.by != "code":
+            inner = get_type_hints(kind)[name]
+            is_more = isinstance(inner, type) and is_dataclass(inner)
+            yield from declared(inner, f"{prefix}{name}.") if is_more else [prefix + name]
+
+
+@pytest.mark.parametrize("kind", [SharedSettings, *(m.settings for m in METHODS.values())])
+def test_whatever_is_declared_for_users_can_be_chosen(kind: type[Any]) -> None:
+    assert set(choosable(kind())) == set(declared(kind))
+    assert choose(kind(), {}) == kind()
 
 
 @pytest.mark.parametrize(

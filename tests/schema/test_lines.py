@@ -115,6 +115,12 @@ def test_other_facts_are_refused_and_named(tmp_path: Path) -> None:
     assert (
         found.value.hint == "run it as before to go on, choose another --label, or remove the file"
     )
+    other = HEADER | {"settings": {"layout": "combined", "budget": None, "seed": 7}}
+    said = (
+        r'made with settings {"budget": 4, "seed": null}; this run has {"budget": null, "seed": 7}'
+    )
+    with pytest.raises(InvalidRequest, match=said):
+        opened(path, other)
     with pytest.raises(InvalidRequest, match="made without more; this run has 1"):
         opened(path, HEADER | {"settings": settings, "more": 1})
     assert path.read_bytes() == before
@@ -215,6 +221,13 @@ def test_a_line_of_gigabytes_is_not_read_to_its_end(
     assert read_lines(path, PLAIN) == [{"n": 1}]
 
 
+@pytest.mark.parametrize("given", [0, True, None, b"list.jsonl", 1.5])
+def test_what_is_no_path_opens_nothing(given: Any) -> None:
+    """A number would be an open file of somebody else's."""
+    with pytest.raises(InvalidRequest, match=f"a {type(given).__name__} was given as a file"):
+        read_lines(given, HEADED)
+
+
 def test_devices_folders_and_places_that_are_none(tmp_path: Path) -> None:
     pipe, file = tmp_path / "pipe", tmp_path / "file"
     os.mkfifo(pipe)
@@ -242,6 +255,9 @@ def test_devices_folders_and_places_that_are_none(tmp_path: Path) -> None:
     ):
         with pytest.raises(InvalidRequest, match=said):
             read_lines(path, PLAIN)
+    for path, said in ((tmp_path, "Is a directory"), (tmp_path / "none", "No such file")):
+        with pytest.raises(InvalidRequest, match=f"cannot be read: {said}"):
+            list(raw_lines(path, "a list"))
 
 
 def test_a_device_can_be_written_where_that_is_wanted(tmp_path: Path) -> None:

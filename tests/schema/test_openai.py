@@ -137,8 +137,16 @@ for _ in range(60):
         ({"temperature": False}, "temperature", "temperature is False; expected a number"),
         ({"temperature": float("nan")}, "temperature", "temperature is nan; expected a number"),
         ({"temperature": float("inf")}, "temperature", "temperature is inf; expected a number"),
-        ({"temperature": 10**400}, "temperature", "is a large number; expected a number"),
-        ({"temperature": 10**5000}, "temperature", "is a large number; expected a number"),
+        (
+            {"temperature": 10**400},
+            "temperature",
+            "temperature is a large number; expected a number",
+        ),
+        (
+            {"temperature": 10**5000},
+            "temperature",
+            "temperature is a large number; expected a number",
+        ),
         ({"model": 7}, "model", "model is 7; expected a text"),
         ({"user": ["a"]}, "user", "user is ['a']; expected a text"),
         ({"stop": [1]}, "stop", "stop is [1]; expected a text or a list of texts"),
@@ -151,7 +159,7 @@ for _ in range(60):
 def test_what_cannot_be_answered(body: dict[str, Any], param: str, said: str) -> None:
     with pytest.raises(InvalidField) as found:
         chat(**body)
-    assert said in str(found.value)
+    assert str(found.value).startswith(said)
     assert found.value.param == param
 
 
@@ -226,7 +234,12 @@ def test_every_field_is_supported_refused_or_ignored(
     elif "refused" in extra:
         for value in extra["refused"]:
             read(value)
-        for value in (7, "x", ["x"], {"x": 1}, not extra["refused"][-1]):
+        neutral = extra["refused"]
+        twins = [v for each in neutral if isinstance(each, int) for v in (bool(each), int(each))]
+        others = [
+            v for v in twins if all(type(v) is not type(each) or v != each for each in neutral)
+        ]
+        for value in (7, "x", ["x"], {"x": 1}, not neutral[-1], *others):
             with pytest.raises(InvalidField, match="this is not supported: ") as found:
                 read(value)
             assert str(found.value).endswith(said)
@@ -468,6 +481,8 @@ def test_of_many_mistakes_one_is_looked_for(body: Any) -> None:
     """Pydantic would keep each of them: a million takes seconds in which no other thread goes on."""
     with pytest.raises(InvalidField) as refused:
         read_request(CHAT, body)
+    if "'x0'" in str(body):
+        assert "has a field 'x0' that is not known" in str(refused.value)
     cause = refused.value.__cause__
     assert isinstance(cause, ValidationError)
     assert cause.error_count() < 5  # of each type that a value may have

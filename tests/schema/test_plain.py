@@ -204,6 +204,16 @@ def test_an_annotation_that_no_json_says() -> None:
         plain_as(Unread, Unread(3))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("wrong", ["ab", {"a": 1, "b": 2}, ("a",), ("a", "b", "c"), None, 2])
+def test_a_pair_is_written_as_one_and_nothing_else(wrong: Any) -> None:
+    kind = tuple[str, str]
+    assert plain_as(kind, ("a", "b")) == plain_as(kind, ["a", "b"]) == ["a", "b"]
+    with pytest.raises(TypeError, match="expected tuple"):
+        plain_as(kind, wrong)
+    with pytest.raises(TypeError, match="expected tuple"):
+        from_plain(kind, list(wrong) if isinstance(wrong, tuple) else wrong)
+
+
 def test_a_field_that_is_made_is_not_written() -> None:
     @dataclass(frozen=True)
     class Counted:

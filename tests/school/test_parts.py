@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -11,12 +12,15 @@ from manyhands.prompts.branches import BranchPrompt
 from manyhands.prompts.skeleton import SkeletonPrompt
 from manyhands.replay.simulate import Simulation
 from manyhands.school.parts import (
+    InAttempts,
     InBranches,
     InThreads,
+    ListAttempts,
     ListParts,
     Parts,
     Sequentially,
     StudentParts,
+    finished,
 )
 from manyhands.school.scripted import Script, ScriptedWriters
 from manyhands.strategies.base import Answer, Strategy
@@ -144,3 +148,40 @@ def test_every_written_token_is_learned_and_no_other():
         for target, weight in zip(lesson.targets, lesson.weights, strict=True):
             if int(target) in decisions:
                 assert weight == 3.0
+
+
+@pytest.mark.parametrize("slips", [0.0, 1.0])
+@pytest.mark.parametrize("size", [2, 5, 9])
+def test_attempts_solve_each_problem_by_its_own_number(size: int, slips: float) -> None:
+    """Slips of one of them are learned by nobody."""
+    problems = problem_list(random.Random(size), size, "mixed")
+    attempts = ListAttempts(problems, 3, random.Random(1), slips)
+    answers, wrong = [problem.answer for problem in problems.problems], 0
+    for attempt in range(3):
+        said = attempts(attempt)
+        text = "".join(one.words for one in said)
+        solved = re.findall(r" #(\d+):(.*?)=(\d+)\. #(\d+) is (\d+)\.\n\n", text)
+        assert sorted(int(number) for number, *_ in solved) == list(range(1, size + 1))
+        found = {}
+        for number, _, last, again, told in solved:
+            assert (number, last) == (again, told)
+            found[int(number) - 1] = int(told)
+        assert text.endswith(
+            " All solved: \\boxed{" + ",".join(str(found[k]) for k in range(size)) + "}."
+        )
+        slipped = [k for k in range(size) if found[k] != answers[k]]
+        assert attempts.is_right(attempt) == (not slipped)
+        assert sum(one.weight == 0 and one.words.isdigit() for one in said) == len(slipped)
+        wrong += len(slipped)
+    assert bool(wrong) == bool(slips)
+
+
+@pytest.mark.parametrize("attempt", [0, 1, 2])
+def test_whoever_ends_one_attempt_knows_what_that_one_has_solved(attempt: int) -> None:
+    problems = problem_list(random.Random(3), 4, "mixed")
+    parts = ListParts(problems)
+    script = InAttempts(parts, ListAttempts(problems, 3, random.Random(1), 0.0))
+    done = frozenset({0 * 4 + 1, 1 * 4 + 2, 1 * 4 + 0, 2 * 4 + 3})
+    own = [{1}, {0, 2}, {3}][attempt]
+    assert script(f"attempt {attempt + 1} finisher", "", done) == finished(parts, own)
+    assert script("finisher", "", done) == finished(parts, {0, 1, 2, 3})

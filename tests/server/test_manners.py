@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import errno
 import gc
 import json
@@ -10,24 +11,28 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import httpx2
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 from starlette.routing import Route
 
 import manyhands.server as server_room
 from manyhands.errors import InvalidRequest, OutOfMemory
+from manyhands.schema.openai import InvalidField
 from manyhands.server.app import make_app
-from manyhands.server.body import read_json
+from manyhands.server.body import MAX_NESTING, read_json
 from manyhands.server.connection import _Transport
 from manyhands.server.keys import ANYBODY, Keys
 from manyhands.server.metrics import Metrics
 from manyhands.server.process import Place, check_place, listening
+from manyhands.server.streams import EventStream
 from manyhands.text import Text
 from tests.server.house import NAME, TEXT, House, Model, connected, make_house, raw, running, soon
 
@@ -112,6 +117,13 @@ def test_owners_of_keys() -> None:
         b"Token " + KEY.encode(),
     ):
         assert keys.owner_of(wrong) is None
+    basic = base64.b64encode(b"anybody:" + KEY.encode())
+    for blank in (b"", b" ", b"\t "):
+        padded = Keys([(blank + KEY.encode() + blank).decode()])  # as a file of keys may hold it
+        assert padded.owner_of(b"Bearer " + KEY.encode()) in names
+        for scheme in (b"Bearer ", b"BEARER ", b"bearer  "):
+            assert keys.owner_of(blank + scheme + KEY.encode() + blank) in names
+        assert keys.owner_of(blank + b"basic " + blank + basic + blank) in names
     assert Keys().owner_of(b"") == ANYBODY
     for wrong_key in ("short", "with a blank in it", "ünïcödé-këy"):
         with pytest.raises(InvalidRequest, match="an API key has"):
@@ -665,6 +677,101 @@ def test_prompts_are_encoded_beside_the_event_loop_and_once(
         assert httpx2.post(f"{house.url}/v1/runs", json=run, timeout=20).status_code in (200, 201)
     assert all(name.startswith("manyhands-understand") for name in threads), threads
     assert len(threads) < 7
+
+
+_PLAIN = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text("ab\u2028é")
+_WAYS = st.lists(st.integers(0, 2) | st.text("abc", min_size=1, max_size=2), max_size=MAX_NESTING)
+
+
+def around(inner: Any, way: list[int | str], beside: Any) -> Any:
+    """A value in which `inner` stands at the end of this way."""
+    for step in reversed(way):
+        inner = {step: inner} if isinstance(step, str) else [*[beside] * step, inner, beside]
+    return inner
+
+
+@hypothesis.given(_WAYS, _PLAIN)
+def test_a_value_of_a_body_comes_as_it_was_sent(way: list[int | str], plain: Any) -> None:
+    value = around(plain, way, plain)
+    assert read_json(json.dumps(value).encode()) == value
+
+
+@hypothesis.given(_WAYS, st.sampled_from(["\0", "\ud800", 2**63, -(2**63) - 1, {"\0": 1}]))
+def test_a_value_that_is_refused_is_named_by_its_place(way: list[int | str], wrong: Any) -> None:
+    way = way[: MAX_NESTING - 1]
+    place = "".join(f".{step}" if isinstance(step, str) else f"[{step}]" for step in way)
+    place = place.removeprefix(".") if place[:1] == "." else f"body{place}"
+    with pytest.raises(InvalidField) as caught:
+        read_json(json.dumps(around(wrong, way, 1)).encode())
+    assert caught.value.param == place[:200]
+    assert str(caught.value).startswith(f"{place} ")
+
+
+def test_a_request_may_come_in_pieces_of_any_size(guarded: House) -> None:
+    given = json.dumps(body()).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(given)}\r\nConnection: close\r\n\r\n"
+    whole = head.encode() + given
+    for size in (7, len(head) - 1, len(head), len(whole) - 1):
+        with connected(guarded) as client:
+            for at in range(0, len(whole), size):
+                client.sendall(whole[at : at + size])
+                time.sleep(0.002)
+            answer = b"".join(iter(lambda: client.recv(65536), b""))
+        assert answer.startswith(b"HTTP/1.1 200 "), (size, answer)
+
+
+def sent_to(take: Callable[[], Awaitable[None]], *, with_abort: bool) -> tuple[list[str], bytes]:
+    """The events of a stream of three pieces, each of which its client takes like this, and its bytes."""
+    happened: list[str] = []
+    body = b""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        try:
+            for number in range(3):
+                yield b"data: %d\n\n" % number
+        finally:
+            happened.append("source closed")
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        nonlocal body
+        if message["type"] == "http.response.body" and message["body"]:
+            await take()
+            body += message["body"]
+
+    stream = EventStream(
+        pieces(), stall_seconds=0.2, on_end=lambda: happened.append("ended"), headers={}
+    )
+    state = {"abort": lambda: happened.append("cut off")} if with_abort else {}
+    asyncio.run(stream({"type": "http", "state": state}, receive, send))
+    return happened, body
+
+
+@pytest.mark.parametrize("with_abort", [False, True])
+def test_a_client_that_takes_its_time_is_waited_for_and_one_that_takes_nothing_is_not(
+    with_abort: bool,
+) -> None:
+    happened, told = sent_to(lambda: asyncio.sleep(0.12), with_abort=with_abort)
+    assert happened == ["source closed", "ended"]
+    assert told == b"".join(b"data: %d\n\n" % number for number in range(3))
+    began = time.monotonic()
+    happened, told = sent_to(lambda: asyncio.sleep(60), with_abort=with_abort)
+    assert happened == [*["cut off"] * with_abort, "source closed", "ended"]
+    assert told == b""
+    assert 0.2 < time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("piece", [["[", "]"], ['{"a":', "}"]])
+def test_lists_and_objects_in_each_other_have_a_bound(piece: list[str]) -> None:
+    begin, end = piece
+    for depth in (1, MAX_NESTING - 1, MAX_NESTING):
+        read_json((begin * depth + ("1" if begin != "[" else "") + end * depth).encode())
+    for depth in (MAX_NESTING + 1, MAX_NESTING + 2, 100_000):
+        with pytest.raises(InvalidField, match="is nested more than"):
+            read_json((begin * depth + "1" + end * depth).encode())
 
 
 def test_lists_in_a_body_are_read_without_looking_for_cycles() -> None:

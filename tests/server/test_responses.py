@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from openai import BadRequestError, OpenAI
 from openai.types.beta.beta_response import BetaResponse
 from openai.types.responses import Response
 
+from manyhands.errors import OutOfMemory
 from manyhands.schema.conversation import Conversation, Message
-from tests.server.house import NAME, TEXT, House, make_house, running
+from manyhands.server.asked import Served, understand
+from tests.server.house import NAME, TEXT, House, Model, make_house, running
 
 ASK = "Which number is 3+4?"
 TEAM = {"budget": 40, "end": {"reply_tokens": 6, "finisher_tokens": 4}}
@@ -43,6 +46,73 @@ def test_a_response(client: OpenAI) -> None:
     assert answer.output_text == chat.choices[0].message.content
     assert answer.usage is not None
     assert answer.usage.output_tokens == 9
+
+
+@pytest.mark.parametrize(
+    ("given", "as_chat"),
+    [
+        ({"max_output_tokens": 9}, {"max_completion_tokens": 9}),
+        ({"temperature": 0.5}, {"temperature": 0.5}),
+        ({"temperature": 0.5, "top_p": 0.25}, {"temperature": 0.5, "top_p": 0.25}),
+        ({"stream": True}, {"stream": True}),
+        ({"user": "anna"}, {"user": "anna"}),
+        ({"manyhands": {"method": "branches", **TEAM}},) * 2,
+        ({"model": f"{NAME}:branches"}, {"model": f"{NAME}:branches"}),
+    ],
+)
+def test_a_response_is_understood_as_the_chat_that_asks_the_same(
+    given: dict[str, Any], as_chat: dict[str, Any]
+) -> None:
+    served = Served(NAME, TEXT)
+    chat = {"messages": [{"role": "user", "content": ASK}]}
+    asked = understand("/v1/responses", {"input": ASK, **given}, served)
+    expected = understand("/v1/chat/completions", {**chat, **as_chat}, served)
+    assert replace(asked, url=expected.url) == expected
+    if "user" not in given:  # which is understood, and changes nothing
+        assert expected != understand("/v1/chat/completions", chat, served)
+
+
+def test_a_stream_of_one_writer_comes_in_pieces_and_adds_up(client: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": NAME, "input": ASK, "max_output_tokens": 12}
+    whole = client.responses.create(**asked)
+    pieces, text, closed = [], "", []
+    for event in client.responses.create(**asked, stream=True):
+        if event.type == "response.output_text.delta":
+            pieces.append(event.delta)
+        elif event.type == "response.output_text.done":
+            text = event.text
+        elif event.type == "response.output_item.done":
+            closed.append(event.output_index)
+    assert 3 < len(pieces) <= 12
+    assert "".join(pieces) == text == whole.output_text
+    assert closed == [0]
+
+
+@pytest.mark.parametrize("model", [NAME, f"{NAME}:hogwild-2"])
+def test_a_stream_that_fails_ends_with_a_response_that_says_so(model: str) -> None:
+    def fails(number: int) -> None:
+        if number == 20:
+            raise OutOfMemory("this step needs 9 more pages", hint="Give it more memory.")
+
+    with (
+        running(make_house(Model(seconds=0.002, fails=fails))) as house,
+        OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        events = list(
+            client.responses.create(model=model, input=ASK, max_output_tokens=60, stream=True)
+        )
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    last = events[-1]
+    assert last.type == "response.failed"
+    Response.model_validate(last.response.model_dump(), strict=True)
+    assert last.response.status == "failed"
+    assert last.response.error is not None
+    assert last.response.error.code == "server_error"
+    assert "this step needs 9 more pages" in last.response.error.message
+    opened = [e.output_index for e in events if e.type == "response.output_item.added"]
+    closed = [e.output_index for e in events if e.type == "response.output_item.done"]
+    assert opened == closed == list(range(len(opened)))
+    assert opened
 
 
 def test_a_conversation_goes_on_by_its_items(client: OpenAI) -> None:

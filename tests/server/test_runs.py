@@ -73,19 +73,38 @@ def test_a_run_is_watched_from_beginning_to_end(anna: httpx2.Client) -> None:
     assert (last["kind"], last["error"]) == ("end", None)
     assert last["usage"]["manyhands"]["passes"] >= 50
     account = account_of(first)
-    kinds, passes = [], []
+    kinds, passes, times = [], [], []
     for record in list(found.values())[1:-1]:
         passes.append(record["pass"])
+        times.append(record["time"])
+        counted = [
+            e["usage"]["forward_passes"] for e in record["events"] if e["event"] == "UsageCounted"
+        ]
+        assert counted in ([], [record["pass"]])
         for line in record["events"]:
             kinds.append(line["event"])
             account.take(from_line(line))
     assert passes == sorted(set(passes)), "one record for a pass"
+    assert all(isinstance(number, int) for number in passes)
+    assert times == sorted(times)
+    assert 0 <= times[0] < times[-1] <= last["time"] < 20
     assert {"ViewsChanged", "TokenWritten", "StepEnded", "UsageCounted"} <= set(kinds)
     assert [kind for kind in kinds if kind in ("Queued", "Admitted")] == ["Queued", "Admitted"]
     assert [step.text for step in account.steps()] == [s["text"] for s in last["answer"]["steps"]]
     assert records(anna, run) == found  # once more, when it is over
     told = anna.get(f"/v1/runs/{run}").json()
     assert (told["status"], told["end"]) == ("done", last)
+
+
+@pytest.mark.parametrize("size", [3, 200, 201, 1000])
+def test_a_list_of_runs_has_the_beginning_of_each_problem(size: int) -> None:
+    problem = ("12+" * size)[:size]
+    with running(make_house()) as house, client(house) as anybody:
+        run = begun(anybody, problem=problem, budget=1)
+        told = [each["problem"] for each in anybody.get("/v1/runs").json()["data"]]
+        whole = records(anybody, run)[0]["problem"]
+    assert whole == problem
+    assert told == [problem if size <= 200 else problem[:200] + "…"]
 
 
 def test_a_run_says_that_its_model_was_not_made_for_the_question() -> None:

@@ -48,6 +48,13 @@ def test_a_paused_worker_gives_the_floor_away_and_gets_it_back_under_its_name() 
     assert thinking(told(events)) == "**Alice:** a\n\n**Bob:** xy"
 
 
+def test_a_step_without_text_is_not_told() -> None:
+    events: list[Event] = [StepBegun(0, 0, 1, ""), StepBegun(0, 1, 1, "")]
+    events += [StepEnded(1, 0, 1, ""), wrote(1, "b"), StepEnded(2, 1, 1, "b")]
+    assert thinking(told(events)) == "**Bob [1]:** b"
+    assert not thinking(told([events[0], StepEnded(1, 0, 1, "")]))
+
+
 def test_what_is_cut_before_it_was_told_is_not_told() -> None:
     events: list[Event] = [
         StepBegun(0, 0, 1, ""), StepBegun(0, 1, 1, ""), wrote(0, "a"), wrote(1, "b\n**Alice [9]:**"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,8 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from manyhands.cache.pages import PagePool
-from tests.server.house import NAME, TEXT, House, Model, make_house, running
+from manyhands.strategies.methods import METHODS
+from tests.server.house import NAME, TEXT, House, Model, make_house, running, soon
 
 ASK: list[Any] = [{"role": "user", "content": "Which number is 3+4?"}]
 
@@ -209,16 +211,25 @@ def test_a_team_thinks_and_replies(client: OpenAI) -> None:
         *("async_reasoning", "async_think-2"),
     ],
 )
-def test_every_method_answers_whole_and_in_pieces(client: OpenAI, method: str) -> None:
+def test_every_method_answers_whole_and_in_pieces(
+    house: House, client: OpenAI, method: str
+) -> None:
     extra = {"manyhands": {"budget": 40, "end": {"reply_tokens": 5, "finisher_tokens": 4}}}
     asked: dict[str, Any] = {"model": f"{NAME}:{method}", "messages": ASK, "extra_body": extra}
-    whole = client.chat.completions.create(**asked)
+    raw = client.chat.completions.with_raw_response.create(**asked)
+    message = raw.parse().choices[0].message
     content = "".join(
         chunk.choices[0].delta.content or ""
         for chunk in client.chat.completions.create(**asked, stream=True)
     )
-    assert whole.choices[0].message.content
-    assert content.strip() == whole.choices[0].message.content.strip()
+    assert message.content
+    assert content.strip() == message.content.strip()
+    run = httpx2.get(f"{house.url}/v1/runs/{raw.headers['x-manyhands-run']}").json()
+    thought = (message.model_extra or {}).get("reasoning_content", "")
+    for step in run["end"]["answer"]["steps"]:  # no step is lost or, of a main strand, told twice
+        places = (step["text"] in thought) + (step["text"] in message.content)
+        assert places >= 1
+        assert places == 1 or not METHODS[method.split("-")[0]].solo
 
 
 @pytest.mark.parametrize("method", ["hogwild-2", "sequential"])
@@ -328,7 +339,10 @@ def test_tokens_there_and_back(house: House) -> None:
     assert chat["count"] == len(chat["tokens"])
     for body in ({}, {"prompt": "a", "messages": ASK}, {"prompt": 3}):
         assert httpx2.post(f"{house.url}/v1/tokenize", json=body).status_code == 400
-    assert httpx2.post(f"{house.url}/v1/detokenize", json={"tokens": [10**6]}).status_code == 400
+    size = len(TEXT.tokenizer)  # type: ignore[arg-type]
+    for token, status in ((-1, 400), (0, 200), (size - 1, 200), (size, 400), (10**6, 400)):
+        answer = httpx2.post(f"{house.url}/v1/detokenize", json={"tokens": [3, token]})
+        assert answer.status_code == status, token
 
 
 # -- errors ------------------------------------------------------------------------------------------
@@ -531,7 +545,9 @@ def test_unknown_routes_and_methods(house: House) -> None:
 def test_health_readiness_metrics_and_ids(house: House) -> None:
     assert httpx2.get(f"{house.url}/health").json() == {"status": "ok"}
     assert httpx2.get(f"{house.url}/ready").json() == {"status": "ready"}
-    page = httpx2.get(f"{house.url}/metrics").text
+    answer = httpx2.get(f"{house.url}/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    page = answer.text
     for name in (
         "num_requests_running",
         "kv_cache_usage_perc",
@@ -549,3 +565,54 @@ def test_health_readiness_metrics_and_ids(house: House) -> None:
     assert answer.headers["x-request-id"] == "abc-1"
     answer = httpx2.get(f"{house.url}/health", headers={"X-Request-Id": "a b"})
     assert answer.headers["x-request-id"].startswith("req_")
+
+
+def metrics_of(house: House) -> dict[str, float]:
+    lines = httpx2.get(f"{house.url}/metrics").text.splitlines()
+    told = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
+    return {name.removeprefix("manyhands_"): float(value) for name, value in told}
+
+
+def test_metrics_count_what_answers_say() -> None:
+    """Of requests one after another, and of a stream while it is open."""
+    extra = {"manyhands": {"budget": 7, "end": {"reply_tokens": 3, "finisher_tokens": 2}}}
+    plain: dict[str, Any] = {"model": NAME, "messages": ASK, "max_tokens": 5}
+    teams: dict[str, Any] = {"model": f"{NAME}:hogwild-2", "messages": ASK, "extra_body": extra}
+    began = time.monotonic()
+    with (
+        running(make_house(Model(seconds=0.002))) as house,
+        OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        before = metrics_of(house)
+        for name in ("time_to_first_token", "inter_token_latency", "e2e_request_latency"):
+            assert before[f"{name}_seconds_count"] == 0
+        answers = [client.chat.completions.create(**plain) for _ in range(3)]
+        only_plain = metrics_of(house)
+        assert only_plain["inter_token_latency_seconds_count"] == 3 * (5 - 1)
+        answers += [client.chat.completions.create(**teams) for _ in range(2)]
+        used = [answer.usage for answer in answers if answer.usage is not None]
+        with client.chat.completions.create(**{**plain, "max_tokens": 900}, stream=True):
+            assert soon(lambda: metrics_of(house)["num_requests_running"] == 1)
+            during = metrics_of(house)
+            assert during["num_streams"] == 1
+        assert soon(lambda: metrics_of(house)["num_streams"] == 0)
+        assert soon(lambda: metrics_of(house)["num_requests_running"] == 0)
+        after = metrics_of(house)
+        route = 'requests_total{route="chat",status="200"}'
+        assert (during[route], after[route]) == (5, 6)
+        num_passes = house.model.num_passes
+    assert during["prompt_tokens_total"] == sum(each.prompt_tokens for each in used)
+    assert after["forward_passes_total"] == num_passes
+    for name in ("time_to_first_token", "e2e_request_latency"):
+        assert (during[f"{name}_seconds_count"], after[f"{name}_seconds_count"]) == (5, 6)
+    first, between, whole = (
+        during[f"{name}_seconds_sum"]
+        for name in ("time_to_first_token", "inter_token_latency", "e2e_request_latency")
+    )
+    assert 0.01 < first < first + between <= whole < time.monotonic() - began
+    for name in ("time_to_first_token", "inter_token_latency", "e2e_request_latency"):
+        is_bucket = f"{name}_seconds_bucket"
+        buckets = [value for each, value in after.items() if each.startswith(is_bucket)]
+        assert len(buckets) > 5
+        assert buckets == sorted(buckets)
+        assert buckets[-1] == after[f"{name}_seconds_count"]

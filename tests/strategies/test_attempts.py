@@ -162,6 +162,11 @@ def test_one_attempt_with_an_answer_needs_no_final_row() -> None:
     assert played.answer.extra_passes == 0
 
 
+def test_one_attempt_without_an_answer_is_asked_for_it() -> None:
+    played = run(vote("final", workers=1), attempt_1=["Hm.", None], finisher=["9}"])
+    assert (played.answer.answer, len(played.rows("finisher"))) == ("9", 2)
+
+
 def test_nothing_is_encoded_twice_for_the_final_row() -> None:
     played = run(vote("final"), finisher=["42}"])
     fed = sum(len(row.feed) for one in played.passes for row in one.rows)

@@ -30,6 +30,7 @@ from manyhands.strategies.events import (
     WorkerJoined,
     WorkerPaused,
     WorkerResumed,
+    WorkerStopped,
     from_line,
     to_line,
 )
@@ -289,6 +290,23 @@ def test_the_account_knows_people_and_pauses() -> None:
     assert account.transcript(account.steps()) == "Dana [1]: Try it mod 7."
     account.take(WorkerResumed(5, 0))
     assert not account.hands[0].paused
+
+
+def test_workers_who_came_are_gone_when_all_have_stopped_and_others_come() -> None:
+    account = Account(["Writer"], solo=True)
+
+    def present(*events: Event) -> list[str]:
+        for event in events:
+            account.take(event)
+        return [hand.name for _, hand in account.present]
+
+    assert present(WorkerJoined(1, 1, "a"), WorkerJoined(1, 2, "b")) == ["Writer", "a", "b"]
+    assert present(WorkerStopped(2, 1, "answer")) == ["Writer", "a", "b"]
+    assert present(WorkerJoined(3, 3, "c")) == ["Writer", "a", "b", "c"], "b still writes"
+    assert present(WorkerStopped(4, 2, "answer"), WorkerStopped(5, 3, "stopped"))[1:] == [*"abc"]
+    assert present(WorkerJoined(6, 4, "d")) == ["Writer", "d"]
+    with pytest.raises(IndexError, match="worker 7 comes as number 5"):
+        present(WorkerJoined(6, 7, "e"))
 
 
 def test_the_account_leaves_the_engines_events_alone() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import fields, is_dataclass, replace
+from operator import attrgetter
+from typing import Any
 
 import pytest
 
@@ -12,14 +15,15 @@ from manyhands.cli.screens import _more_of
 from manyhands.prompts.load import TABLES, Prompts
 from manyhands.schema.plain import from_plain, to_plain
 from manyhands.strategies.account import Account
-from manyhands.strategies.base import Answer
-from manyhands.strategies.events import Event
+from manyhands.strategies.base import Answer, Sent, Strategy
+from manyhands.strategies.events import AnswerFound, EngineEvent, Event, StepEnded
 from manyhands.strategies.listening import Heard, Listen
 from manyhands.strategies.methods import METHODS, Method
 from manyhands.strategies.run_spec import RunSpec
-from manyhands.strategies.settings import Settings
+from manyhands.strategies.settings import AttemptSettings, Settings, SharedSettings
+from manyhands.strategies.shared_prefix import shared_prefix
 from manyhands.text import Text
-from tests.strategies.driver import feed
+from tests.strategies.driver import Dice, Played, Scripts, feed, play, small_text
 from tests.text.small_tokenizers import byte_level
 
 TEXT = Text(byte_level())
@@ -79,6 +83,155 @@ def test_a_run_is_told_by_its_header_and_its_events(method: Method) -> None:
     }
     assert answer.forward_passes <= 12
     assert len(account.hands) == len(answer.tokens)
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_events_tell_what_the_answer_says(method: Method, number: int) -> None:
+    """Passes, tokens, steps, answers and the reply, of runs in which anything may come."""
+    settings = method.settings(budget=40, snapshots=(10, 20))
+    settings = replace(settings, end=replace(settings.end, reply_tokens=8, finisher_tokens=6))
+    prompt, text = getattr(Prompts(), method.prompt), small_text()
+    strategy = method.make(f"{number} + 2", text, settings, prompt, context=None)
+    played = play(strategy, Dice(text, ends=2))
+    check_told(method, settings, played)
+    numbers = [(step.worker, step.step) for step in played.answer.steps]
+    assert len(set(numbers)) == len(numbers)
+    for worker, step in numbers:  # the steps of each worker are counted from one on
+        assert 0 <= worker < len(played.answer.tokens)
+        assert step == 1 or (worker, step - 1) in numbers
+
+
+def check_told(method: Method, settings: Any, played: Played) -> None:
+    """Events of a run tell what its answer says."""
+    names = method.names(settings, getattr(Prompts(), method.prompt))
+    answer, account = played.answer, Account(names, solo=method.solo)
+    for event in played.events:
+        account.take(event)
+        worker = getattr(event, "worker", None)
+        assert worker is None or 0 <= worker < len(account.hands)
+    passes = [event.forward_pass for event in played.events if not isinstance(event, EngineEvent)]
+    assert passes == sorted(passes)
+    assert passes[0] >= 0
+    assert account.forward_passes == answer.forward_passes
+    assert (account.answer, account.snapshots) == (answer.answer, answer.snapshots)
+    if method.name != "async_think":  # an answer leaves out what its workers were asked
+        assert account.reply.strip() == answer.text
+    # The main strand of some methods is the reply, and may be told as that alone.
+    own = int(method.solo)
+    assert tuple(hand.num_tokens for hand in account.hands)[own:] == answer.tokens[own:]
+    order = attrgetter("worker", "step", "first_pass")
+    told = [step for step in account.steps() if step.worker >= own]
+    assert sorted(told, key=order) == sorted(
+        (step for step in answer.steps if step.worker >= own), key=order
+    )
+    assert min(step.first_pass for step in answer.steps) == 1
+    for step in answer.steps:
+        assert 1 <= step.first_pass <= step.last_pass <= answer.forward_passes
+    whole = [(step.worker, step.step, step.text) for step in answer.steps]
+    for event in played.events:
+        if isinstance(event, StepEnded) and event.text:
+            assert (event.worker, event.step, event.text) in whole
+
+
+PARTS: dict[str, dict[str, list[str | int | None]]] = {
+    "branches": {
+        "writer": ["Look.\n####A:", "B:", "%%%%", "Then.\n####C:", "%%%%", "So \\boxed{7}."],
+        **{f"branch {n}": [f"{'one and ' * n}####"] for n in range(1, 9)},
+    },
+    "skeleton": {
+        "writer": [" a\n2. b\n3. c\n\n"],
+        **{f"point {n}": [f" {'one and ' * n}.\n\n", None] for n in range(1, 9)},
+    },
+    "async_think": {
+        "writer": [
+            "Two.<FORK-1>a?</FORK-1> <FORK-2>b?</FORK-2>",
+            "<JOIN-2>",
+            "So <JOIN-1>",
+            "Both.",
+            None,
+        ],
+        "worker 1": ["Long thoughts. <RETURN>one</RETURN>"],
+        "worker 2": ["two", None],
+    },
+}
+
+
+@pytest.mark.parametrize("budget", [12, 30, 50, 80, 200])
+@pytest.mark.parametrize("name", PARTS)
+def test_events_of_parts_tell_what_the_answer_says(name: str, budget: int) -> None:
+    method, text = METHODS[name], small_text()
+    settings = method.settings(budget=budget)
+    settings = replace(settings, end=replace(settings.end, reply_tokens=8, finisher_tokens=6))
+    prompt = getattr(Prompts(), method.prompt)
+    strategy = method.make("1 + 2", text, settings, prompt, context=None)
+    played = play(strategy, Scripts(text, **PARTS[name]))
+    check_told(method, settings, played)
+    assert budget < 50 or len(played.answer.tokens) > 2
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_an_answer_is_asked_for_where_the_work_has_found_none(method: Method, number: int) -> None:
+    settings = method.settings(budget=40)
+    settings = replace(settings, end=replace(settings.end, finisher_tokens=6))
+    prompt, text = getattr(Prompts(), method.prompt), small_text()
+    played = play(
+        method.make(f"{number} + 2", text, settings, prompt, context=None),
+        Dice(text, boxes=3, ends=2),
+    )
+    found = [event.worker for event in played.events if isinstance(event, AnswerFound)]
+    asked = [one for one in played.passes if "finisher" in one.writers]
+    by_work = [worker for worker in found if worker is not None]
+    if not issubclass(method.settings, AttemptSettings):  # these make one answer of several
+        assert bool(asked) == (not by_work)
+        assert found.count(None) <= (not by_work)
+
+
+_SIZES = (
+    *("workers", "max_points", "thread_tokens", "outline_tokens", "title_tokens", "max_blocks"),
+    *("max_branches", "branch_tokens", "max_forks", "worker_tokens", "part_tokens"),
+)
+
+
+def holding(strategy: Strategy, held: list[int]) -> Strategy:
+    """The same strategy. `held`: the tokens of all that the rows of each step read and feed."""
+    sent: Sent = None
+    while True:
+        try:
+            asked = strategy.send(sent)
+        except StopIteration as end:
+            return end.value
+        if isinstance(asked, Step):
+            blocks = {block for row in asked.rows for block in row.view.blocks}
+            fed = sum(len(row.feed) for row in asked.rows)
+            held.append(fed + sum(block.num_tokens for block in blocks))
+        sent = yield asked
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_no_method_holds_more_than_it_has_reserved(method: Method, number: int) -> None:
+    """Of whatever size its parts are, and if nothing ends by itself."""
+    luck = random.Random(number)
+    settings = method.settings(budget=(10, 30, 100, 30)[number])
+    sizes = {name: luck.choice((2, 4, 8)) for name in _SIZES if hasattr(settings, name)}
+    end = replace(settings.end, reply_tokens=8, finisher_tokens=6)
+    settings = replace(settings, **sizes, end=end)
+    prompt, text, held = getattr(Prompts(), method.prompt), small_text(), list[int]()
+    strategy = method.make(f"{number} + 2", text, settings, prompt, context=None)
+    played = play(holding(strategy, held), Dice(text, boxes=0, ends=0))
+    (reserved,) = played.reserved
+    assert max(held) <= reserved.num_tokens
+
+
+@pytest.mark.parametrize("rows", [1, 3, 256])
+@pytest.mark.parametrize("samples", [1, 5])
+def test_completions_hold_no_more_than_they_have_reserved(rows: int, samples: int) -> None:
+    text, held = small_text(), list[int]()
+    settings = SharedSettings(samples=samples, max_tokens=30, rows=rows)
+    prompts = ["So the answer", "So the next step"]
+    strategy = shared_prefix(prompts, text, settings)
+    played = play(holding(strategy, held), Scripts(text))
+    assert sum(played.answer.tokens) == 2 * samples * 30
+    assert max(held) <= max(one.num_tokens for one in played.reserved)
 
 
 def told(strategy) -> list:

@@ -99,6 +99,7 @@ def test_what_is_left_out_has_its_default() -> None:
     ("body", "said"),
     [
         ({"max_tokens": 0}, "max_tokens is 0; expected 1 or more"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens is 0; expected 1 or more"),
         ({"temperature": 1e308}, "temperature is 1e.308; expected 0 to 100"),
         ({"temperature": -1}, "temperature is -1.0; expected 0 to 100"),
         ({"top_p": 0}, r"top_p is 0.0; expected above 0"),
@@ -384,6 +385,12 @@ def test_aliases_of_a_model() -> None:
     ]
     assert aliases("m") == ours
     assert {read_model(alias, "m")["method"] for alias in ours} == set(METHODS)
+    forking = aliases("m", only_forks=True)
+    assert 3 < len(forking) < len(ours)
+    for alias in ours:
+        spec = asked(model=alias.replace("m:", "our-model:"))
+        assert isinstance(spec, RunSpec)
+        assert spec.method.forks(spec.settings) == (alias in forking)
     for alias in aliases("our-model"):
         spec = asked(model=alias)
         assert isinstance(spec, RunSpec)

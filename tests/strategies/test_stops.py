@@ -138,3 +138,16 @@ def test_a_reply_that_a_bound_ends_is_told_from_one_that_ends_by_itself(name: st
         assert RUNS[name](replace(END, total=total)).answer.is_cut, total
     stopped = RUNS[name](replace(END, stop=(free.text[3:6],))).answer
     assert (stopped.stopped_at, stopped.is_cut) == (free.text[3:6], False)
+
+
+@pytest.mark.parametrize("stop", [(), ("END",)])
+def test_a_stop_text_in_the_thinking_ends_nothing(stop: tuple[str, ...]) -> None:
+    text = small_text(thinking=True)
+    think_end = text.think_end
+    assert think_end is not None
+    script = Scripts(text, writer=["Hm. END of this?", think_end, f" {REPLY}", None])
+    settings = SoloSettings(budget=99, end=replace(END, stop=stop))
+    played = play(sequential("q", text, settings, PROMPT), script)
+    assert played.answer.stopped_at == (stop[0] if stop else None)
+    assert "Hm. END of this?" in played.answer.steps[0].text
+    assert told(played).endswith(REPLY.partition("END")[0] if stop else REPLY)

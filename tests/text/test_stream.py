@@ -106,6 +106,21 @@ def test_any_tokens_join_to_their_decoding(tokens):
     assert "".join(streamed(BYTES, tokens)) == BYTES.decode(tokens)
 
 
+BROKEN = [BYTES.tokenizer.convert_tokens_to_ids(name) for name in ("ä", "ð", "±", "Ł", "ÿ")]
+
+
+@given(st.lists(st.sampled_from([*BROKEN * 4, *BYTES.encode("a数👩")]), min_size=70, max_size=200))
+def test_broken_bytes_that_are_waited_for_in_vain_join_to_their_decoding(tokens: list[int]) -> None:
+    assert "".join(streamed(BYTES, tokens)) == BYTES.decode(tokens)
+
+
+@pytest.mark.parametrize("size", range(52, 68))
+@pytest.mark.parametrize("text", ["数", "👩", "é数👩a"])
+def test_a_wait_that_is_given_up_cuts_no_character(size: int, text: str) -> None:
+    tokens = [BROKEN[0]] * size + list(BYTES.encode(text * 3))
+    assert "".join(streamed(BYTES, tokens)) == BYTES.decode(tokens)
+
+
 @given(st.text("abdeht  .\n数é👩", max_size=40))
 def test_sentence_pieces_join_to_the_text(text):
     tokens = PIECES.encode(text, opening=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, normalizers
-from transformers import AutoTokenizer
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from manyhands import bundled
 from manyhands.errors import ContextTooLong, InvalidRequest, UnsupportedModel
@@ -352,6 +353,15 @@ def test_conversations_that_a_template_does_not_take(template: str | None, said:
         Text(byte_level(template)).conversation(told(("system", "a"), ("user", "b")))
 
 
+@pytest.mark.parametrize("make", [byte_level, sentence_piece])
+@pytest.mark.parametrize("said", ["the answer is four", " the answer", "\nSo", "数", ""])
+def test_a_plain_prompt_is_what_the_tokenizer_makes_of_a_text(
+    make: Callable[[], Any], said: str
+) -> None:
+    tokenizer = make()
+    assert Text(tokenizer).plain_prompt(said) == tuple(tokenizer(said).input_ids)
+
+
 def test_a_plain_prompt_is_opened_as_the_model_opens_texts() -> None:
     text = Text(byte_level())
     assert text.plain_prompt("Hi") == text.encode("Hi", opening=True)
@@ -412,6 +422,18 @@ def test_no_control_token_comes_through_any_door(layout, door, said):
         assert _controls_through(text, door, said, word) == _controls_through(
             text, door, said, harmless
         ), word
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_spelled_out_token_leaves_the_words_around_it_as_they_are(layout: str) -> None:
+    text = Text(LAYOUTS[layout]())
+    before, after = "the answer is four " * 3, " the user asks the assistant" * 3
+    around = len(text.encode(before)) + len(text.encode(after))
+    assert around < len(before)
+    for word in text.tokenizer.added_tokens_decoder.values():
+        tokens = text.encode(before + word.content + after)
+        assert text.decode(tokens, special=True) == before + word.content + after
+        assert len(tokens) <= around + len(word.content) + 2
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -546,10 +568,17 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
 
 
 def test_nothing_is_said_of_a_tokenizer_that_may_leave_characters_out() -> None:
-    """A blank behind a token, a letter of which no token is known, one that is written in another way."""
+    """A blank behind a token, a letter of which no token is known, one that is written in another way or left out."""
     strips, lowers, unknown = byte_level(), byte_level(), sentence_piece()
+    library = Tokenizer(models.BPE({"1": 0, "a": 1}, []))  # it knows two bytes
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    lacks = PreTrainedTokenizerFast(tokenizer_object=library)
+    removes = byte_level()
+    removes.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split("1", "removed"), removes.backend_tokenizer.pre_tokenizer]
+    )
     strips.add_tokens([AddedToken("<x>", rstrip=True)])
     lowers.backend_tokenizer.normalizer = normalizers.Lowercase()
     unknown.backend_tokenizer.model.byte_fallback = False
-    for tokenizer in (strips, lowers, unknown):
+    for tokenizer in (strips, lowers, unknown, lacks, removes):
         Text(tokenizer).check_room("1 " * 500_000, 8)

@@ -154,8 +154,8 @@ class PlainScreen(_Still):
         self.budget = budget
 
     def show(self, event: Event) -> None:
-        """Print a step when it is finished, if it is no part of the reply."""
-        if isinstance(event, StepEnded) and not self.account.solo:
+        """Print a step when it is finished, if it has text and is no part of the reply."""
+        if isinstance(event, StepEnded) and event.text.strip() and not self.account.solo:
             say(self.account.transcript([self.account.hands[event.worker].steps[-1]]) + "\n")
 
     def end(self, outcome: Outcome) -> None:

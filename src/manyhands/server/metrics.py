@@ -20,6 +20,7 @@ from prometheus_client.core import (
 
 from manyhands.engine.service import Moment, Service
 from manyhands.server.runs import Runs, ServedRun
+from manyhands.server.usage import prompt_tokens_of
 from manyhands.strategies.events import TokenWritten
 
 _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -59,7 +60,7 @@ class Metrics:
     def ended(self, run: ServedRun, seconds: float) -> None:
         """Observe a run that is done."""
         self._whole.add([seconds])
-        self._prompt.inc(run.asked.num_prompt_tokens)
+        self._prompt.inc(prompt_tokens_of(run.asked, run.outcome()[0]))
         moments, missed = run.handle.moments(0)
         times = [moment.time for moment in moments if _has_token(moment)]
         if times and not missed:

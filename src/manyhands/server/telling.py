@@ -136,7 +136,8 @@ class Teller:
         speaker = self._speakers[worker]
         if self._floor != worker:
             speaker.kept = ""
-            self._ended.append((worker, step, text))
+            if text.strip():
+                self._ended.append((worker, step, text))
             if self._floor is not None:
                 return
         speaker.kept = ""

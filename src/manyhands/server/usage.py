@@ -18,11 +18,9 @@ def usage_of(asked: Asked, answer: Answer | None, handle: Handle) -> dict[str, A
     of the reply; `cached_tokens` of the prompt were in memory before.
     """
     used = handle.usage
-    written, cached, thought = used.tokens_chosen, 0, 0
-    prompt = asked.num_prompt_tokens
-    if answer is not None:
-        cached = sum(answer.found)
-        prompt = sum(answer.prompt_tokens) or prompt  # a method's prompt has its rules in it
+    written, thought = used.tokens_chosen, 0
+    prompt = prompt_tokens_of(asked, answer)
+    cached = 0 if answer is None else sum(answer.found)
     if isinstance(answer, Completions):
         written = sum(answer.tokens)
     elif answer is not None:
@@ -41,6 +39,12 @@ def usage_of(asked: Asked, answer: Answer | None, handle: Handle) -> dict[str, A
             "preemptions": handle.num_preemptions,
         },
     }
+
+
+def prompt_tokens_of(asked: Asked, answer: Answer | None) -> int:
+    """The tokens of a run's prompts. Those of a method have its rules in them, once there is an answer."""
+    told = 0 if answer is None else sum(answer.prompt_tokens)
+    return told or asked.num_prompt_tokens
 
 
 def usage_of_all(usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

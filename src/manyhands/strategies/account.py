@@ -105,7 +105,8 @@ class Account:
                 hand = self.hands[event.worker]
                 # A person's words are written by no pass, and read from the next one on.
                 last = hand.first_pass if hand.is_person else event.forward_pass
-                hand.steps.append(_step(event.worker, hand, event.text, last))
+                if event.text.strip():  # an answer has no other steps
+                    hand.steps.append(_step(event.worker, hand, event.text, last))
                 hand.text = ""
             case CheckAsked():
                 self.hands[event.worker].checked = True

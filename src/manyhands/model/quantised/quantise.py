@@ -57,15 +57,12 @@ def quantise_network(model: Any, kind: str, device: torch.device) -> int:
     return len(linears)
 
 
-def round_to_fp16(model: Any) -> int:
-    """Round the weights of all ordinary linear layers to float16, where they stay finite; how many those are."""
-    count = 0
+def round_to_fp16(model: Any) -> None:
+    """Round the weights of all ordinary linear layers to float16, where they stay finite."""
     for layer in [module for module in model.modules() if type(module) is nn.Linear]:
         rounded = layer.weight.detach().half()
         if rounded.isfinite().all():
             layer.weight.data.copy_(rounded)
-            count += 1
-    return count
 
 
 def make_room(model: Any, kind: str) -> int:
