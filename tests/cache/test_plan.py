@@ -286,6 +286,28 @@ def test_a_desk_that_was_filled_elsewhere_is_not_read(joins_ahead: bool) -> None
     assert [desk.num_tokens for desk in desks] == [0, 3]
 
 
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("count", [1, 3])
+def test_tokens_added_by_hand_to_a_block_that_is_read_are_noticed(size: int, count: int) -> None:
+    """Though its view is known, and plans follow one another: there are no keys of them."""
+    ledger = Ledger(PagePool(100, 4))
+    prompt, own = Block("prompt"), Block("own")
+    view = View([prompt, own])
+    ledger.play(Step([Row(View([prompt]), (1, 2, 3)), Row(view, (4,))]))
+    for _ in range(count):
+        ledger.play(Step([Row(view, (5,) * size)]))
+    prompt.tokens.append(6)
+    step = Step([Row(view, (7,) * size)])
+    for plan in (ledger.planner.plan, lambda step: ledger.planner.plan_ahead(step, {})):
+        with pytest.raises(
+            InvalidRequest, match="'prompt' holds 4 tokens, and this engine was fed 3"
+        ):
+            plan(step)
+    assert own.num_tokens == 1 + count * size
+    del prompt.tokens[3:]
+    ledger.play(step)
+
+
 @settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 2**32), joins_ahead=st.booleans())
 @example(seed=164, joins_ahead=True)
@@ -436,6 +458,23 @@ def test_most_teams_are_laid_out_as_one() -> None:
     rows = [Row(combined(cast, index), (2, 2, 2)) for index in range(5)]
     ledger.play(Step([*rows, Row(View([Block()]), (2,))]))
     assert planner.num_refused == before + 1
+
+
+def test_views_that_are_taken_up_again_behind_rows_laid_out_as_one() -> None:
+    """What their rows read is looked up anew: their desks have grown meanwhile, over other views."""
+    pool = PagePool(400, 4)
+    ledger = Ledger(pool)
+    planner = ledger.planner = BothWays(pool)
+    planner.joins_ahead = True
+    prompt, one, two = (Block() for _ in range(3))
+    ledger.play(Step([Row(View([prompt]), (1,) * 9)]))
+    prompt.freeze()
+    before, behind = ([View([prompt, one, two]), View([prompt, two, one])] for _ in range(2))
+    ledger.play(Step(Row(view, (2,)) for view in before))
+    ledger.play(Step([Row(View([Block()]), (3,))]))
+    ledger.play(Step(Row(view, (4, 4)) for view in behind))
+    assert planner.num_alike == 1
+    ledger.play(Step(Row(view, (5,)) for view in before))
 
 
 def test_what_lies_right_behind_the_trunk_is_read_with_it() -> None:
