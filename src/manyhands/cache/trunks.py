@@ -117,9 +117,8 @@ class Trunks:
 
     def add(self, trunk: Trunk) -> None:
         """Remember it, in place of those that it goes on from and of those that are gone."""
-        first = trunk.blocks[0]() if trunk.blocks else None
-        if first is None:
-            return
+        first = trunk.blocks[0]()
+        assert first is not None, "the view that was walked holds it"
         others = [
             known
             for known in self._known.get(first, ())
