@@ -461,7 +461,7 @@ def test_most_teams_are_laid_out_as_one() -> None:
 
 
 def test_views_that_are_taken_up_again_behind_rows_laid_out_as_one() -> None:
-    """What their rows read is looked up anew: their desks have grown meanwhile, over other views."""
+    """Reads of their rows are made anew: the desks have grown meanwhile, over other views."""
     pool = PagePool(400, 4)
     ledger = Ledger(pool)
     planner = ledger.planner = BothWays(pool)
