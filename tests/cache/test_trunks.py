@@ -142,5 +142,6 @@ def test_under_another_prompt_nothing_is_known() -> None:
     trunks = Trunks()
     trunks.add(walked(View([one, last, Block()]), [one, last], lies))
     assert trunks.shared(View([other, last, Block()])) is NOTHING
+    assert blocks_of(trunks.shared(View([one, last, Block()], Beginning([])))) == [one, last]
     trunks.forget()
     assert trunks.shared(View([one, last, Block()])) is NOTHING
