@@ -284,6 +284,14 @@ class PagesAndCopies(Pages):
             size = marker.num_tokens
             assert not any(each.block() is marker and each.size == size for each in awaited)
 
+    @rule(number=st.integers(0, 99), size=st.integers(0, 8))
+    def shorten(self, number: int, size: int) -> None:
+        if (block := self.growing(number)) is not None:
+            size = min(size, block.num_tokens)
+            wanted = block.tokens[:size]
+            self.pool.shorten(block, size)
+            assert block.tokens == wanted
+
     @precondition(lambda self: self.blocks)
     @rule(numbers=st.lists(st.integers(0, 99), min_size=1, max_size=3))
     def go_and_come_back(self, numbers: list[int]) -> None:

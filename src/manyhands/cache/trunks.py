@@ -58,7 +58,7 @@ class Trunk(NamedTuple):
         return cls(tuple(blocks), tuple(stretches), tuple(ends), line, min(size, len(blocks)))
 
     def upto(self, count: int) -> Trunk:
-        """The trunk of the first `count` blocks."""
+        """The trunk of the first `count` blocks, for a walk to go on from: if they are fewer, of no line."""
         if count == len(self.blocks):
             return self
         num_keys = self.ends[count - 1] if count else 0
@@ -68,8 +68,7 @@ class Trunk(NamedTuple):
                 break
             kept.append(stretch._replace(size=min(stretch.size, num_keys)))
             num_keys -= stretch.size
-        on_line = min(self.on_line, count)
-        return Trunk(self.blocks[:count], tuple(kept), self.ends[:count], self.line, on_line)
+        return Trunk(self.blocks[:count], tuple(kept), self.ends[:count])
 
     @property
     def has_moved(self) -> bool:
