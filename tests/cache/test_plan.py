@@ -460,6 +460,29 @@ def test_most_teams_are_laid_out_as_one() -> None:
     assert planner.num_refused == before + 1
 
 
+@pytest.mark.parametrize("has_header", [False, True])
+def test_finished_blocks_that_only_seem_to_lie_in_one_piece_are_read_apart(
+    has_header: bool,
+) -> None:
+    """One ends on its strip where the next begins on another; and one behind another, with a header between them."""
+    pool = PagePool(400, 4)
+    ledger = Ledger(pool)
+    planner = ledger.planner = BothWays(pool)
+    prompt, first, alike, behind, header, *desks = (Block() for _ in range(7))
+    for block, size in ((prompt, 9), (first, 5), (alike, 5), (behind, 3), (header, 2)):
+        ledger.play(Step([Row(View([block]), (1,) * size)]))
+        if block is not header:
+            block.freeze()
+    for line in ([first, behind], [prompt]):
+        ledger.play(Step([Row(View([*line, Block()]), (2,))]))
+    assert pool.place(behind).strip is pool.place(first).strip
+    planner.joins_ahead = True
+    between = [first, header, behind] if has_header else [alike, behind]
+    views = [View([prompt, *between, *order]) for order in (desks, desks[::-1])]
+    ledger.play(Step(Row(view, (3, 3)) for view in views))
+    assert planner.num_alike == 1
+
+
 def test_views_that_are_taken_up_again_behind_rows_laid_out_as_one() -> None:
     """Reads of their rows are made anew: the desks have grown meanwhile, over other views."""
     pool = PagePool(400, 4)
