@@ -969,6 +969,28 @@ def test_a_desk_that_comes_back_has_no_copy() -> None:
     assert max(num_reads(plan)) == 2 + 3 + 1 + 1 + 1
 
 
+def test_a_marker_that_lies_behind_another_block_is_read_from_its_copy_alone() -> None:
+    """Its own keys are one piece with those in front of them. Behind the desk stands a block that could be moved elsewhere."""
+    ledger = Ledger(PagePool(400, 4))
+    pool, header, desk = ledger.planner.pool, Block("header"), Block("desk")
+    names = ("prompt", "before", "marker", "one", "behind one", "alone")
+    prompt, before, marker, one, behind, alone = finished = [Block(name) for name in names]
+    for block in (*finished, header):
+        ledger.play(Step([Row(View([block]), (1, 2, 3))]))
+    for block in finished:
+        block.freeze()
+    for line in ([before, marker], [one, behind]):
+        ledger.play(Step([Row(View([*line, Block()]), (4,))]))
+    pool.make_front(marker)
+    pool.give_front(desk, marker)
+    begin = [prompt, header, before, marker, desk]
+    ledger.play(Step([Row(View(begin), (5, 5))]))
+    plan = ledger.play(Step([Row(View([*begin, one, alone, Block()]), (6, 6))]))
+    assert pool.place(marker).offset == before.num_tokens
+    assert pool.place(alone).offset == 0
+    assert num_reads(plan) == [7], "the marker is no piece of its own"
+
+
 def test_views_of_the_same_blocks_may_lead_over_different_strips() -> None:
     """Where each marker stands before a desk with a copy of it, a view does not lead over the marker's own strip."""
     ledger = Ledger(PagePool(400, 4))
