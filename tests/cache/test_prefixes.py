@@ -428,4 +428,5 @@ def test_a_path_of_short_blocks_takes_a_page_for_each() -> None:
     lease = machine.tree.lease([prompt])
     assert lease is not None
     assert machine.tree.num_pages_in_use == 8
+    assert need.num_tokens == 8, "no lease holds any of them"
     assert need.num_tokens // PAGE_SIZE + need.num_blocks >= 8
