@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,9 +12,11 @@ pytest.importorskip("triton", reason="Triton comes for Linux only")
 from manyhands.attention.attend import Backend, LayerCall, QueryScale
 from manyhands.attention.prepared import Capacity, Prepared, pack, pack_growth
 from manyhands.attention.triton_backend import TritonBackend
-from manyhands.attention.work import cut
+from manyhands.attention.work import Tiling, cut
 from manyhands.cache.block import Block
+from manyhands.cache.pages import PagePool
 from manyhands.cache.plan import Plan
+from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from tests.attention.dense import DenseOracle, Layer, random_qkv
@@ -97,3 +101,21 @@ def test_a_team_decodes_from_a_buffer_that_grows_by_itself(
         take(Step([Row(view, (0,)) for view in views]))
     assert kept.grown > num_steps * 0.6, "most of it is plain decoding"
     assert kept.sent >= 4
+
+
+def test_a_plan_fits_where_there_is_room_for_all_of_it() -> None:
+    """With one place less of anything it does not: what is packed would reach into the next section."""
+    planner, prompt = Planner(PagePool(200, 16)), Block()
+    rows = [Row(View([prompt, Block()]), (1, 2)) for _ in range(70)]
+    plan = planner.plan(Step([Row(View([prompt]), (1,) * 100), *rows]))
+    work = cut(plan, Tiling(group=1, num_kv_heads=1, num_processors=8))
+    exact = Capacity.of(plan, work)
+    assert min(exact.small, exact.large) > 0
+    assert exact.holds(plan, work)
+    for name in ("tokens", "rows", "entries", "pages", "small", "large", "partials"):
+        assert not replace(exact, **{name: getattr(exact, name) - 1}).holds(plan, work), name
+        assert replace(exact, **{name: getattr(exact, name) + 1}).holds(plan, work), name
+    rounded = exact.rounded()
+    assert rounded.holds(plan, work)
+    assert rounded.rounded() == rounded
+    assert replace(exact, tokens=520).rounded().tokens == 576, "a tile of a product, not 1 024"

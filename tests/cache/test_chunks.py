@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyhands.cache.block import Block
-from manyhands.cache.chunks import in_chunks
+from manyhands.cache.chunks import first_part, in_chunks, without
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from tests.cache.test_plan import random_step
@@ -64,4 +65,33 @@ def test_random_steps(seed: int, most_tokens: int) -> None:
     assert all(sum(sizes(chunk)) <= most_tokens for chunk in early)
     assert not {row.view for chunk in early for row in chunk.rows} & {r.view for r in waiting}
     least = sum(len(row.feed) for row in waiting) + len(step.rows) - len(waiting)
-    assert sum(sizes(rest)) <= max(most_tokens, least)
+    total = sum(sizes(step))
+    assert sum(sizes(rest)) == min(total, max(most_tokens, least)), "no more goes ahead than must"
+    assert len(early) == -(-(total - sum(sizes(rest))) // most_tokens)
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 2**32), most_tokens=st.integers(1, 12), has_targets=st.booleans())
+def test_the_first_part_and_what_is_left_are_the_whole(
+    seed: int, most_tokens: int, has_targets: bool
+) -> None:
+    """Logprobs of what is fed are answered together: such a step has no parts."""
+    step = random_step(random.Random(seed), [], [])
+    written = {row.view.own for row in step.rows}
+    ahead = [row for row in step.rows if not written & set(row.view.blocks[:-1])]
+    if has_targets:
+        step = Step([replace(step.rows[0], targets=step.rows[0].feed[:1]), *step.rows[1:]])
+    part = first_part(step, most_tokens)
+    total = sum(sizes(step))
+    most = min(most_tokens, sum(len(row.feed) - 1 for row in ahead))
+    if has_targets or total <= most_tokens or not most:
+        assert part is None
+        return
+    assert part is not None
+    assert sum(sizes(part)) == most
+    assert {row.view for row in part.rows} <= {row.view for row in ahead}
+    fed = {row.view: row.feed for row in part.rows}
+    left = without(step, part)
+    assert [(row.view, fed.get(row.view, ()) + row.feed) for row in left.rows] == [
+        (row.view, row.feed) for row in step.rows
+    ]

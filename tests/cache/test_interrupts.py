@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -265,6 +266,87 @@ def test_rooms_are_filled_at_once_or_not_at_all() -> None:
     for line, times in undisturbed.times.items():
         states |= {interrupted(Interrupter(line, time)) for time in range(1, times + 1)}
     assert states == {(2, 0, (True, True)), (0, 2, (False, False))}
+
+
+class Full(NamedTuple):
+    """A pool with a bit of everything: a marker with a copy that waits, a desk behind another one, blocks that can be joined,
+    one that grows and has a page to spare, one that is new.
+    """
+
+    pool: PagePool
+    marker: Block
+    desk: Block
+    one: Block
+    other: Block
+    live: Block
+    new: Block
+
+    @classmethod
+    def made(cls) -> Full:
+        full = cls(PagePool(120, 2), *(Block() for _ in range(6)))
+        pool = full.pool
+        for block in (full.marker, full.one, full.other, full.live):
+            pool.reserve([(block, 3)])
+            block.tokens.extend([1] * 3)
+        for block in (full.marker, full.one, full.other):
+            block.freeze()
+        pool.make_front(full.marker)
+        pool.give_front(full.desk, full.marker)
+        pool.make_front(full.marker)
+        pool.add_spares([pool.place(full.live).strip])
+        pool._moves.clear()
+        return full
+
+    def state(self) -> tuple[Any, ...]:
+        """All that a change may change, but `generation`, which may grow in vain."""
+
+        def of(strip: Strip) -> tuple[Any, ...]:
+            fronts = [front and front.size for front in (strip.front, strip.awaited)]
+            return *strip.pages, "", strip.num_tokens, strip.left, len(strip.places), *fronts
+
+        pool = self.pool
+        places = [pool._places.get(weakref.ref(block)) for block in self[1:]]
+        lie = [
+            place
+            and (place.offset, place.size, *map(of, (place.strip, *place.fronts, *place.rooms)))
+            for place in places
+        ]
+        spares, fronts = map(of, pool._spares), [len(place.fronts) for place in pool._fronts]
+        counts = len(pool._moves), pool.num_joined, sum(fronts)
+        return *lie, tuple(pool._free), *spares, *counts
+
+
+CHANGES: dict[str, Callable[[Full], object]] = {
+    "reserve": lambda full: full.pool.reserve([(full.live, 9)]),
+    "join": lambda full: full.pool.join(full.other, full.one),
+    "make front": lambda full: full.pool.make_front(full.marker),
+    "give front": lambda full: full.pool.give_front(full.new, full.marker),
+    "leave room": lambda full: full.pool.leave_room(full.new, full.live, 3),
+    "take fronts back": lambda full: full.pool.take_fronts_back(),
+    "add spares": lambda full: full.pool.add_spares([full.pool.place(full.desk).strip]),
+    "lend": lambda full: full.pool.lend([(full.pool.place(full.live).strip, 9)]),
+    "take spares back": lambda full: full.pool.make_room(full.pool.num_free_pages),
+    "shorten": lambda full: full.pool.shorten(full.live, 1),
+    "evict": lambda full: full.pool.evict([full.one], []),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_each_change_is_complete_or_has_not_happened(name: str) -> None:
+    def interrupted(interrupter: Interrupter) -> tuple[Any, ...]:
+        full = Full.made()
+        with suppress(KeyboardInterrupt), interrupter.watching():
+            CHANGES[name](full)
+        full.pool._journal.take_back()
+        return full.state()
+
+    before, undisturbed = Full.made().state(), Interrupter()
+    after = interrupted(undisturbed)
+    assert after != before
+    found = {before, after}
+    for line, times in undisturbed.times.items():
+        found |= {interrupted(Interrupter(line, time)) for time in range(1, times + 1)}
+    assert found == {before, after}
 
 
 @pytest.mark.parametrize(

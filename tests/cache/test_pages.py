@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -9,19 +12,24 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from manyhands.cache.block import Block
-from manyhands.cache.pages import Move, PagePool
-from manyhands.errors import OutOfMemory
+from manyhands.cache.pages import NOWHERE, Move, PagePool, Strip
+from manyhands.errors import InvalidRequest, OutOfMemory
 
 NUM_PAGES, PAGE_SIZE = 12, 3
+ROOMY = 60  # pages, of which some can be spared
 
 
-def state(pool: PagePool, blocks: list[Block]) -> object:
-    """Everything that must not change when a method fails."""
+def state(pool: PagePool, blocks: list[Block]) -> tuple[object, ...]:
+    """Everything that must not change when a method fails: free pages first. Spares may go."""
     strips = [pool.place(block).strip for block in blocks]
     places = [
         (pool.place(block).offset, id(strip)) for block, strip in zip(blocks, strips, strict=True)
     ]
-    lengths = [(list(strip.pages), strip.num_tokens, strip.num_blocks) for strip in strips]
+    needed = [-(-strip.num_tokens // pool.page_size) for strip in strips]
+    lengths = [
+        (strip.pages[:size], strip.num_tokens, strip.num_blocks)
+        for strip, size in zip(strips, needed, strict=True)
+    ]
     return pool.num_free_pages, places, lengths
 
 
@@ -171,8 +179,194 @@ class Pages(RuleBasedStateMachine):
         assert self.pool.num_free_pages == NUM_PAGES
 
 
+class PagesAndCopies(Pages):
+    """The same with pages to spare: lent ones, copies in front of blocks, room for copies, blocks that go and come back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = PagePool(ROOMY, PAGE_SIZE)
+        self.lent: list[tuple[int, weakref.ref[Block], int]] = []  # generation, block, its room
+
+    def make_moves(self) -> None:
+        def make(moves: Sequence[Move]) -> None:
+            old = dict(self.memory)  # at once, so in any order
+            for move in moves:
+                for source, target in zip(
+                    move.sources.tolist(), move.targets.tolist(), strict=True
+                ):
+                    self.memory[target] = NOWHERE if source == NOWHERE else old[source]
+
+        self.pool.make_moves(make)
+
+    def finished(self, number: int) -> Block | None:
+        blocks = [block for block in self.blocks if block.frozen and block.tokens]
+        return blocks[number % len(blocks)] if blocks else None
+
+    def growing(self, number: int) -> Block | None:
+        blocks = [block for block in self.blocks if not block.frozen]
+        return blocks[number % len(blocks)] if blocks else None
+
+    @rule(sizes=st.lists(st.integers(0, 8), min_size=1, max_size=4))
+    def grow_in_vain(self, sizes: list[int]) -> None:
+        """Blocks that are empty begin their strips again, all others lie as they lay."""
+        growth = list(zip([b for b in self.blocks if not b.frozen], sizes, strict=False))
+        kept = [block for block in self.blocks if block.tokens]
+        num_free, *before = state(self.pool, kept)
+        try:
+            self.pool.promise(growth)
+        except OutOfMemory:
+            self.pool.take_fronts_back()
+        else:
+            for block, size in growth:
+                block.tokens.extend(range(size))
+            self.pool.take_back()
+        now_free, *now = state(self.pool, kept)
+        assert now == before
+        assert now_free >= num_free
+        if growth:
+            empty = [block for block in self.blocks if not block.tokens]
+            assert not any(self.pool.place(block).strip.awaited for block in empty)
+
+    @rule(number=st.integers(0, 99))
+    def spare(self, number: int) -> None:
+        if (block := self.growing(number)) is not None:
+            self.pool.add_spares([self.pool.place(block).strip])
+
+    @rule(number=st.integers(0, 99), size=st.integers(1, 20))
+    def lend(self, number: int, size: int) -> None:
+        if (block := self.growing(number)) is None:
+            return
+        strip = self.pool.place(block).strip
+        num_free = self.pool.num_free_pages
+        if self.pool.lend([(strip, size)]):
+            room = strip.num_tokens + size
+            self.lent.append((self.pool.generation, weakref.ref(block), room))
+        assert self.pool.num_free_pages == num_free, "nothing is promised"
+
+    @rule(number=st.integers(0, 99))
+    def copy(self, number: int) -> None:
+        if (marker := self.finished(number)) is not None:
+            num_free = self.pool.num_free_pages
+            self.pool.make_front(marker)
+            assert self.pool.num_free_pages == num_free, "copies that wait are free"
+            self.make_moves()
+
+    @rule(number=st.integers(0, 99))
+    def come_behind_a_copy(self, number: int) -> None:
+        if (marker := self.finished(number)) is not None:
+            count = self.pool.num_fronts(marker)
+            block = Block(f"block {self.born}")
+            self.born += 1
+            self.pool.give_front(block, marker)
+            self.blocks.append(block)
+            assert self.pool.num_fronts(marker) == max(0, count - 1)
+            assert self.pool.place(block).offset == (marker.num_tokens if count else 0)
+
+    @rule(number=st.integers(0, 99), more=st.integers(0, 2))
+    def come_behind_room(self, number: int, more: int) -> None:
+        """`more`: the other one is expected to grow by so much."""
+        marker = self.growing(number)
+        if marker is not None and (size := marker.num_tokens + more):
+            block = Block(f"block {self.born}")
+            self.born += 1
+            self.pool.leave_room(block, marker, size)
+            self.blocks.append(block)
+            self.make_moves()
+            assert self.pool.place(block).offset in (0, size)
+
+    @rule(number=st.integers(0, 99))
+    def fill(self, number: int) -> None:
+        if (marker := self.finished(number)) is not None:
+            self.pool.fill_rooms(marker)
+            self.make_moves()
+            strips = {self.pool.place(block).strip for block in self.blocks}
+            awaited = [strip.awaited for strip in strips if strip.awaited]
+            size = marker.num_tokens
+            assert not any(each.block() is marker and each.size == size for each in awaited)
+
+    @rule(number=st.integers(0, 99), size=st.integers(0, 8))
+    def shorten(self, number: int, size: int) -> None:
+        if (block := self.growing(number)) is not None:
+            size = min(size, block.num_tokens)
+            wanted = block.tokens[:size]
+            self.pool.shorten(block, size)
+            assert block.tokens == wanted
+
+    @precondition(lambda self: self.blocks)
+    @rule(numbers=st.lists(st.integers(0, 99), min_size=1, max_size=3))
+    def go_and_come_back(self, numbers: list[int]) -> None:
+        """Keys are written anew, and what stood in front of blocks is not there any more."""
+        blocks = list(dict.fromkeys(map(self.pick, numbers)))
+        strips: list[Strip] = []
+        self.pool.evict(blocks, strips)
+        assert all(self.pool.is_evicted(block) for block in blocks if block.tokens)
+        try:
+            self.pool.bring_back(strips)
+        except OutOfMemory:
+            self.blocks = [block for block in self.blocks if block not in blocks]
+            return
+        assert {self.pool.place(block).strip for block in blocks} == set(strips)
+        assert not any(strip.front or strip.awaited for strip in strips)
+        for block in blocks:
+            place = self.pool.place(block)
+            slots = self.pool.slots(place.strip, place.offset, place.offset + block.num_tokens)
+            self.memory.update(zip(slots.tolist(), block.tokens, strict=True))
+
+    @precondition(lambda self: self.blocks)
+    @rule(number=st.integers(0, 99))
+    def go(self, number: int) -> None:
+        self.blocks.remove(self.pick(number))
+
+    @invariant()
+    def in_front_stands_a_copy(self) -> None:
+        for block in self.blocks:
+            strip = self.pool.place(block).strip
+            for front in filter(None, (strip.front, strip.awaited)):
+                held = [self.memory[slot] for slot in self.pool.slots(strip, 0, front.size)]
+                marker = front.block()
+                if front is strip.awaited:
+                    assert set(held) == {NOWHERE}
+                elif marker is not None:
+                    assert held == marker.tokens
+
+    @invariant()
+    def what_is_lent_stays_as_long_as_nothing_is_stale(self) -> None:
+        for generation, reference, room in self.lent:
+            block = reference()
+            if generation != self.pool.generation or block is None or block.frozen:
+                continue
+            assert len(self.pool.place(block).strip.pages) * PAGE_SIZE >= room
+
+    @invariant()
+    def no_page_is_held_behind_the_last_living_block(self) -> None:
+        for strip in {self.pool.place(block).strip for block in self.blocks}:
+            living = [b for b in self.blocks if self.pool.place(b).strip is strip]
+            assert strip.num_blocks == len(living)
+            end = max(self.pool.place(b).offset + b.num_tokens for b in living)
+            assert strip.num_tokens == end
+            if strip not in self.pool._spares:
+                assert len(strip.pages) == -(-end // PAGE_SIZE)
+
+    @invariant()
+    def every_page_is_free_or_on_one_strip(self) -> None:
+        num_free = self.pool.num_free_pages
+        strips = {self.pool.place(block).strip for block in self.blocks}
+        copied = [place for place in self.pool._fronts if place.fronts]
+        assert set(copied) <= {self.pool.place(block) for block in self.blocks}
+        waiting = {strip for place in copied for strip in place.fronts}
+        held = [page for strip in strips | waiting for page in strip.pages]
+        assert sorted([*held, *self.pool._free]) == list(range(ROOMY))
+        assert num_free == ROOMY - sum(-(-strip.num_tokens // PAGE_SIZE) for strip in strips)
+
+    def teardown(self) -> None:
+        self.blocks.clear()
+        assert self.pool.num_free_pages == ROOMY
+
+
 TestPages = Pages.TestCase
 TestPages.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestPagesAndCopies = PagesAndCopies.TestCase
+TestPagesAndCopies.settings = settings(max_examples=70, stateful_step_count=50, deadline=None)
 
 
 def grown(pool: PagePool, size: int, name: str = "") -> Block:
@@ -363,3 +557,44 @@ def test_places_of_many_are_those_of_each():
     pool._journal.keep(before[0], "offset")
     before[0].offset = 3
     assert [place.offset for place in pool.places(known)] == [0, 0]
+
+
+def test_what_was_not_filled_here_is_noticed_behind_others_too() -> None:
+    """Of a block that lies behind something, only what is behind that counts."""
+    pool = PagePool(80, 2)
+    marker, desk = grown(pool, 2).freeze(), Block("desk")
+    pool.make_front(marker)
+    pool.give_front(desk, marker)
+    desk.tokens.append(7)
+    with pytest.raises(InvalidRequest, match="'desk' holds 1 tokens, and this engine was fed 0"):
+        pool.promise([(desk, 1)])
+
+
+def test_a_block_that_died_behind_a_copy_is_nothing_to_take_back() -> None:
+    pool = PagePool(80, 2)
+    marker, *desks = grown(pool, 2).freeze(), Block(), Block()
+    for desk in desks:
+        pool.make_front(marker)
+        pool.give_front(desk, marker)
+    del desk
+    desks.pop()
+    pool.take_fronts_back()
+    assert pool.place(desks[0]).offset == 0
+    assert pool.num_free_pages == 79
+
+
+def test_of_a_marker_that_was_evicted_no_copy_is_made() -> None:
+    """There are no keys of it to be copied. Its copies that were made before are true."""
+    pool = PagePool(80, 2)
+    marker, first, second = grown(pool, 2), Block(), Block()
+    pool.leave_room(first, marker, 2)
+    pool.make_front(marker.freeze())
+    pool.make_moves(lambda moves: None)
+    pool.evict([marker], [])
+    pool.make_front(marker)
+    pool.fill_rooms(marker)
+    assert pool.num_fronts(marker) == 1
+    assert pool.place(first).strip.front is None
+    assert not pool._moves
+    pool.give_front(second, marker)
+    assert pool.place(second).offset == 2

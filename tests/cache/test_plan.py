@@ -286,6 +286,28 @@ def test_a_desk_that_was_filled_elsewhere_is_not_read(joins_ahead: bool) -> None
     assert [desk.num_tokens for desk in desks] == [0, 3]
 
 
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("count", [1, 3])
+def test_tokens_added_by_hand_to_a_block_that_is_read_are_noticed(size: int, count: int) -> None:
+    """Though its view is known, and plans follow one another: there are no keys of them."""
+    ledger = Ledger(PagePool(100, 4))
+    prompt, own = Block("prompt"), Block("own")
+    view = View([prompt, own])
+    ledger.play(Step([Row(View([prompt]), (1, 2, 3)), Row(view, (4,))]))
+    for _ in range(count):
+        ledger.play(Step([Row(view, (5,) * size)]))
+    prompt.tokens.append(6)
+    step = Step([Row(view, (7,) * size)])
+    for plan in (ledger.planner.plan, lambda step: ledger.planner.plan_ahead(step, {})):
+        with pytest.raises(
+            InvalidRequest, match="'prompt' holds 4 tokens, and this engine was fed 3"
+        ):
+            plan(step)
+    assert own.num_tokens == 1 + count * size
+    del prompt.tokens[3:]
+    ledger.play(step)
+
+
 @settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 2**32), joins_ahead=st.booleans())
 @example(seed=164, joins_ahead=True)
@@ -436,6 +458,46 @@ def test_most_teams_are_laid_out_as_one() -> None:
     rows = [Row(combined(cast, index), (2, 2, 2)) for index in range(5)]
     ledger.play(Step([*rows, Row(View([Block()]), (2,))]))
     assert planner.num_refused == before + 1
+
+
+@pytest.mark.parametrize("has_header", [False, True])
+def test_finished_blocks_that_only_seem_to_lie_in_one_piece_are_read_apart(
+    has_header: bool,
+) -> None:
+    """One ends on its strip where the next begins on another; and one behind another, with a header between them."""
+    pool = PagePool(400, 4)
+    ledger = Ledger(pool)
+    planner = ledger.planner = BothWays(pool)
+    prompt, first, alike, behind, header, *desks = (Block() for _ in range(7))
+    for block, size in ((prompt, 9), (first, 5), (alike, 5), (behind, 3), (header, 2)):
+        ledger.play(Step([Row(View([block]), (1,) * size)]))
+        if block is not header:
+            block.freeze()
+    for line in ([first, behind], [prompt]):
+        ledger.play(Step([Row(View([*line, Block()]), (2,))]))
+    assert pool.place(behind).strip is pool.place(first).strip
+    planner.joins_ahead = True
+    between = [first, header, behind] if has_header else [alike, behind]
+    views = [View([prompt, *between, *order]) for order in (desks, desks[::-1])]
+    ledger.play(Step(Row(view, (3, 3)) for view in views))
+    assert planner.num_alike == 1
+
+
+def test_views_that_are_taken_up_again_behind_rows_laid_out_as_one() -> None:
+    """Reads of their rows are made anew: the desks have grown meanwhile, over other views."""
+    pool = PagePool(400, 4)
+    ledger = Ledger(pool)
+    planner = ledger.planner = BothWays(pool)
+    planner.joins_ahead = True
+    prompt, one, two = (Block() for _ in range(3))
+    ledger.play(Step([Row(View([prompt]), (1,) * 9)]))
+    prompt.freeze()
+    before, behind = ([View([prompt, one, two]), View([prompt, two, one])] for _ in range(2))
+    ledger.play(Step(Row(view, (2,)) for view in before))
+    ledger.play(Step([Row(View([Block()]), (3,))]))
+    ledger.play(Step(Row(view, (4, 4)) for view in behind))
+    assert planner.num_alike == 1
+    ledger.play(Step(Row(view, (5,)) for view in before))
 
 
 def test_what_lies_right_behind_the_trunk_is_read_with_it() -> None:
@@ -905,6 +967,28 @@ def test_a_desk_that_comes_back_has_no_copy() -> None:
         ledger.whose[slot], ledger.offset[slot] = (desk, index), index
     plan = ledger.play(Step([Row(view, (3,)) for view in views]))
     assert max(num_reads(plan)) == 2 + 3 + 1 + 1 + 1
+
+
+def test_a_marker_that_lies_behind_another_block_is_read_from_its_copy_alone() -> None:
+    """Its own keys are one piece with those in front of them. Behind the desk stands a block that could be moved elsewhere."""
+    ledger = Ledger(PagePool(400, 4))
+    pool, header, desk = ledger.planner.pool, Block("header"), Block("desk")
+    names = ("prompt", "before", "marker", "one", "behind one", "alone")
+    prompt, before, marker, one, behind, alone = finished = [Block(name) for name in names]
+    for block in (*finished, header):
+        ledger.play(Step([Row(View([block]), (1, 2, 3))]))
+    for block in finished:
+        block.freeze()
+    for line in ([before, marker], [one, behind]):
+        ledger.play(Step([Row(View([*line, Block()]), (4,))]))
+    pool.make_front(marker)
+    pool.give_front(desk, marker)
+    begin = [prompt, header, before, marker, desk]
+    ledger.play(Step([Row(View(begin), (5, 5))]))
+    plan = ledger.play(Step([Row(View([*begin, one, alone, Block()]), (6, 6))]))
+    assert pool.place(marker).offset == before.num_tokens
+    assert pool.place(alone).offset == 0
+    assert num_reads(plan) == [7], "the marker is no piece of its own"
 
 
 def test_views_of_the_same_blocks_may_lead_over_different_strips() -> None:

@@ -170,6 +170,12 @@ class Trees(RuleBasedStateMachine):
         )
         assert bool(in_use) or not self.leases or not any(any(p) for _, p in self.leases)
 
+    @invariant()
+    def every_block_stands_below_its_root(self) -> None:
+        """A block of which that is not known would be taken for its reader's own, and go with it."""
+        for root in self.tree._roots.values():
+            assert {self.tree.root_of(node.block) for node in below(root)} <= {root.block}
+
     def teardown(self) -> None:
         pool = self.machine.pool
         self.tree.clear()
@@ -412,3 +418,15 @@ def test_prompts_beyond_all_memory_are_not_looked_up(monkeypatch: pytest.MonkeyP
     assert tree.need([(1, 2)] * 32).num_blocks == 64
     monkeypatch.setattr(tree, "_match", lambda *given: pytest.fail("a path was looked up"))
     assert tree.need([(1, 2)] * 33) == (66, 66)
+
+
+def test_a_path_of_short_blocks_takes_a_page_for_each() -> None:
+    machine, prompt = Machine(), tuple(range(8))
+    for size in range(1, 9):
+        machine.prefill([prompt[:size]]).close()
+    need = machine.tree.need([prompt])
+    lease = machine.tree.lease([prompt])
+    assert lease is not None
+    assert machine.tree.num_pages_in_use == 8
+    assert need.num_tokens == 8, "no lease holds any of them"
+    assert need.num_tokens // PAGE_SIZE + need.num_blocks >= 8

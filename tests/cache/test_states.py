@@ -116,6 +116,47 @@ def test_a_tail_has_the_state_of_the_whole_and_a_shorter_block_has_none() -> Non
         feed(book, (View([prompt]), 1))
 
 
+def test_a_tail_is_read_behind_a_text_as_long_as_the_one_before_it() -> None:
+    """Of what stands before a tail only the length is known at first."""
+    book, prompt, tail = StateBook(8), Block(), Block("tail")
+    feed(book, (View([prompt]), 5))
+    tail.tokens.extend((1, 1))
+    book.divided(prompt, tail)
+    heads = Block(), Block()
+    feed(book, (View([heads[0]]), 2), (View([heads[1]]), 3))
+    with pytest.raises(InvalidRequest, match="'tail' is read behind another text"):
+        feed(book, (View([heads[0], tail, Block()]), 1))
+    feed(book, (View([heads[1], tail, Block()]), 1))
+
+
+def test_the_state_of_a_length_that_no_block_has_is_forgotten() -> None:
+    book, own = StateBook(8), Block()
+    feed(book, (View([own]), 5))
+    del own.tokens[4:]
+    feed(book, (other := View([Block()]), 1))
+    assert book.num_free == 8 - 1
+    assert book.slot(other.own) is not None
+
+
+@pytest.mark.parametrize(
+    ("indptr", "sources", "targets", "said"),
+    [
+        ((0, 1, 2), (0,), (1, 2), "2 rows have 1 sources and 2 targets"),
+        ((0, 1, 2), (0, 0), (1,), "2 rows have 2 sources and 1 targets"),
+        ((0, 1, 1), (0, 0), (1, 2), "a row is fed nothing"),
+        ((0, 1, 2), (0, 0), (1, 1), "two rows leave their state in one slot"),
+        ((0, 1, 2), (0, 0), (1, EMPTY), r"slots \[0\] are read in this pass"),
+        ((0, 1, 2), (0, 2), (1, 2), r"slots \[2\] are read in this pass"),
+        ((0, 1, 2, 3), (2, 3, 1), (1, 2, 3), r"slots \[1, 2, 3\] are read in this pass"),
+    ],
+)
+def test_rows_whose_states_cannot_be_made(
+    indptr: tuple[int, ...], sources: tuple[int, ...], targets: tuple[int, ...], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        RowStates(indptr, sources, targets)
+
+
 def struck(book: StateBook, block: Block, journal: Journal) -> None:
     with journal:
         book.evict([block], journal)

@@ -164,6 +164,7 @@ READ = Block("notes")
             "forbidden is 3; expected a frozenset",
             "forbidden=frozenset",
         ),
+        (lambda: Choice(forbidden=()), r"forbidden is \(\); expected a frozenset", "frozenset({id"),
         (
             lambda: Choice(allowed={1}),
             r"allowed is \{1\}; expected a frozenset",

@@ -6,6 +6,7 @@ plan, what the buffer holds, and when the next pass is begun before it is asked 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -193,11 +194,13 @@ def a_team_of(num_rows: int) -> list[View]:
 
 @pytest.mark.parametrize("forced", [{}, {4: 3, 5: 5, 8: 4}])
 def test_running_ahead_changes_no_token(forced: dict[int, int]) -> None:
+    began = time.perf_counter()
     plain, graphed = plain_engine(), graphed_engine()
     answers = [engine.run(walking(a_team_of(2), 10, forced)) for engine in (plain, graphed)]
     assert answers[0] == answers[1]
     passes = passes_of(graphed)
     assert passes.trouble is None
+    assert 0 < passes.seconds_recording < time.perf_counter() - began
     assert passes.counts.lookaheads > 4
     # the last pass of the run is never asked for either
     assert len(forced) <= passes.counts.dropped <= len(forced) + 1

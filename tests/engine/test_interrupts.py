@@ -469,6 +469,7 @@ def assert_accounts_are_true(engine: Engine, runs: Sequence[Run]) -> None:
     for ledger, its in ((books._certain, certain), (books._preemptible, preemptible)):
         assert ledger._sizes == sorted(each.reserved_pages for each in its)
         assert (ledger.num_runs, ledger.num_reserved) == (len(its), sum(ledger._sizes))
+        assert ledger.bound == sum(each.reserved_pages or engine.pool.num_pages for each in its)
     outside = [each for each in preemptible if each.state is RunState.PREEMPTED]
     assert set(books._outside.oldest_first()) == set(outside)
     assert set(books._inside.oldest_first()) == set(preemptible) - set(outside)

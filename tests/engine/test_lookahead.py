@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,9 +19,10 @@ from manyhands.cache.view import View
 from manyhands.engine import capacities
 from manyhands.engine.engine import Engine
 from manyhands.engine.graphs import GraphedPasses
-from manyhands.engine.lookahead import Lookahead
+from manyhands.engine.lookahead import Expected, Lookahead
 from manyhands.engine.passes import Passes
 from manyhands.engine.run import Run
+from manyhands.errors import InvalidRequest
 from manyhands.evaluation.life import Kind, _live_team, _MadeUp, _noting
 from manyhands.strategies.base import Answer, Sent, Strategy
 from tests.engine.small import LETTERS, counting, finish, small_engine, story, story_of, team
@@ -89,6 +90,33 @@ def turning() -> list[Strategy]:
         walking(views(1), 14, {}),
         walking(views(1), 9, {7: 4}, temperature=1.0),
     ]
+
+
+def pausing(num_passes: int, pause: int) -> Strategy:
+    """Two workers who read each other; in one pass the second is not fed."""
+    one, two = Block(), Block()
+    views = [View([two, one]), View([one, two])]
+    tokens, written = [1, 2], list[int]()
+    for index in range(num_passes):
+        count = 1 if index == pause else 2
+        choice = Choice(temperature=2.0, draw=index / num_passes)
+        rows = [Row(view, (token,), choice) for view, token in zip(views, tokens, strict=True)]
+        sent = yield Step(rows[:count])
+        assert sent is not None
+        tokens[:count] = sent
+        written += sent
+    return Answer(text=" ".join(map(str, written)))
+
+
+def test_where_a_worker_pauses_the_others_have_not_read_what_it_was_expected_to_be_fed() -> None:
+    """Nothing else goes on: the run beside it ends. So no row takes up the pass that was begun."""
+    for pause in range(2, 7):
+        expected = plain_engine().run(pausing(8, pause))
+        engine = plain_engine()
+        run = engine.submit(pausing(8, pause))
+        finish(engine, run, engine.submit(walking([View([Block()])], pause, {})))
+        assert engine.executor.counts.planned_ahead > 0
+        assert run.result() == expected, pause
 
 
 def test_runs_are_charged_for_their_own_rows_alone() -> None:
@@ -270,6 +298,126 @@ def test_a_plan_made_ahead_is_the_plan_made_later() -> None:
             assert getattr(one, name).tolist() == getattr(other, name).tolist(), name
         for name in ("row", "base", "low", "high", "strip_indptr"):
             assert getattr(one.reads, name).tolist() == getattr(other.reads, name).tolist(), name
+
+
+class Begun:
+    """A team of two rows and a run of one, whose next pass is begun, and a run that waits with a prompt, fed in part."""
+
+    def __init__(self, *, check: Callable[[Step], None] = lambda step: None) -> None:
+        self.pool = PagePool(64, 4)
+        self.planner = Planner(self.pool)
+        self.lookahead = Lookahead(
+            self.planner, self.pool, check=check, move=lambda: self.pool.make_moves(lambda _: None)
+        )
+        one, two, three, self.prompt, self.short = (Block(name) for name in "abcpq")
+        self.views = [View([two, one]), View([one, two]), View([three])]
+        self.fed = Step(Row(view, (1,)) for view in self.views)
+        self.waiting = self.step(View([self.prompt]), View([self.short]), feeds=((4, 5, 6), (7, 8)))
+        self.part = self.step(*(row.view for row in self.waiting.rows), feeds=((4, 5), (7,)))
+        self.planner.plan(self.fed)
+        self.begin()
+
+    @staticmethod
+    def step(*views: View, feeds: Sequence[tuple[int, ...]]) -> Step:
+        return Step(Row(view, feed) for view, feed in zip(views, feeds, strict=True))
+
+    def begin(self) -> bool:
+        going_on = [
+            Expected.going_on(Step(self.fed.rows[at]), first)
+            for at, first in ((slice(0, 2), 0), (slice(2, 3), 2))
+        ]
+        expected = [*going_on, Expected.asked(self.part)]
+        return self.lookahead.plan(expected, self.fed) is not None
+
+    def land(self) -> None:
+        """The pass before has chosen 7, 8 and 9."""
+        for row in self.fed.rows:
+            row.view.own.tokens.extend(row.feed)
+        self.pool.keep()
+        self.lookahead.was_chosen((7, 8, 9), is_begun=True)
+
+    def team(self, *feeds: tuple[int, ...]) -> Step:
+        return self.step(*self.views[: len(feeds)], feeds=feeds)
+
+
+def test_a_step_that_was_expected_is_fed_by_the_pass_that_was_begun() -> None:
+    begun = Begun()
+    assert begun.lookahead.num_rows == 5
+    team, alone = begun.team((7,), (8,)), begun.step(begun.views[2], feeds=[(9,)])
+    assert begun.lookahead.fed_of(team) is None, "its tokens are not known yet"
+    begun.land()
+    assert begun.lookahead.fed_of(team) is team
+    assert begun.lookahead.fed_of(alone) is alone
+    part = begun.lookahead.fed_of(begun.waiting)
+    assert part is not None
+    assert [(row.view, row.feed) for row in part.rows] == [
+        (row.view, row.feed) for row in begun.part.rows
+    ]
+    taken = begun.lookahead.take(Step([*alone.rows, *part.rows, *team.rows]))
+    assert taken is not None
+    plan, numbers = taken
+    assert (plan.num_rows, numbers) == (5, [2, 3, 4, 0, 1])
+    assert begun.lookahead.num_rows == 0
+    assert begun.lookahead.take(team) is None, "it is taken once"
+
+
+def test_a_step_that_turned_elsewhere_is_not_fed_by_the_pass_that_was_begun() -> None:
+    """Nor one of which a row has done so: the others have read what that was fed."""
+    prompts = ((4, 5, 6), (7,)), ((4, 5), (7,)), ((4, 6, 6), (7, 8)), ((4,), (7, 8))
+    turned: dict[str, Callable[[Begun], Step]] = {
+        "one other token": lambda b: b.team((7,), (5,)),
+        "a row less": lambda b: b.team((7,)),
+        "more tokens": lambda b: b.team((7,), (8, 8)),
+        "another view": lambda b: b.step(View([Block(), b.views[2].own]), feeds=[(9,)]),
+        "targets": lambda b: Step([Row(b.views[2], (9,), targets=(3,))]),
+        "another row": lambda b: b.step(View([Block()]), feeds=[(9,)]),
+        "other prompts": lambda b: b.step(*(row.view for row in b.part.rows), feeds=prompts[2]),
+        "shorter prompts": lambda b: b.step(*(row.view for row in b.part.rows), feeds=prompts[3]),
+        "one prompt whole": lambda b: b.step(*(row.view for row in b.part.rows), feeds=prompts[0]),
+    }
+    for name, step_of in turned.items():
+        begun = Begun()
+        begun.land()
+        step = step_of(begun)
+        assert begun.lookahead.fed_of(step) is None, name
+        if name != "a row less":  # rows alone are looked at here
+            assert begun.lookahead.take(step) is None, name
+    begun = Begun()
+    begun.land()
+    whole = begun.step(*(row.view for row in begun.part.rows), feeds=prompts[1])
+    assert begun.lookahead.fed_of(whole) is whole, "the control"
+
+
+def test_what_has_changed_since_it_was_begun_takes_no_part() -> None:
+    """A block that has grown, memory that has been taken back, tokens of the pass before the last one."""
+    grown, moved, again = Begun(), Begun(), Begun()
+    for begun in (grown, moved, again):
+        begun.land()
+    grown.views[1].own.tokens.append(3)
+    assert grown.lookahead.fed_of(grown.team((7,), (8,))) is None
+    moved.pool.generation += 1
+    assert moved.lookahead.fed_of(moved.team((7,), (8,))) is None
+    again.fed = Step(
+        Row(view, (token,)) for view, token in zip(again.views, (7, 8, 9), strict=True)
+    )
+    assert again.begin()
+    for row in again.fed.rows:
+        row.view.own.tokens.extend(row.feed)
+    assert again.lookahead.fed_of(again.team((7,), (8,))) is None, "they are not known yet"
+
+
+def test_steps_that_are_asked_for_are_checked_before_they_are_begun() -> None:
+    checked: list[Step] = []
+    begun = Begun(check=checked.append)
+    assert checked == [begun.part]
+
+    def refuse(step: Step) -> None:
+        raise InvalidRequest("a token is none", hint="")
+
+    refused = Begun(check=refuse)
+    assert refused.lookahead.num_rows == 0
+    refused.land()
+    assert refused.lookahead.fed_of(refused.team((7,), (8,))) is None
 
 
 def test_lent_pages_count_as_free_and_go_to_whoever_needs_them() -> None:

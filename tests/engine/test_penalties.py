@@ -68,6 +68,10 @@ def test_rows_of_every_kind_in_one_pass() -> None:
     assert len(set(found)) == len(found), "the control: each kind of penalty changes something"
 
 
+def test_a_bias_alone_is_sent_once_and_counts_in_every_pass() -> None:
+    assert write(small_engine(), Choice(logit_bias={7: 100.0})) == [(7,) * SIZE]
+
+
 def test_a_pass_that_failed_is_weighed_as_if_it_had_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have failed before its weights were written, or behind that."""
     engine, plain = small_engine(), small_engine()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Generator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyhands.cache.block import Block
+from manyhands.cache.pages import PagePool
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
-from manyhands.engine.run import Run, RunState
+from manyhands.engine.preemption import Preemption, _Ledger
+from manyhands.engine.run import Run, RunState, new_queues
 from manyhands.errors import InvalidRequest, OutOfMemory
 from manyhands.prompts import BranchPrompt
 from manyhands.strategies.base import Answer, Reserve, Strategy
@@ -199,6 +202,80 @@ def test_reservations_beyond_memory_make_preemptible_runs() -> None:
     runs = [strict.submit(modest(i)) for i in range(3)]
     strict.step()
     assert [bool(run.events) for run in runs] == [True, False, False]
+
+
+def test_a_preemptible_run_may_be_promised_more_than_is_left() -> None:
+    """It can leave for it. A run that is certain cannot, and waits."""
+
+    def growing(size: int) -> Strategy:
+        yield Reserve(size, 1)
+        return (yield from counting((1,), 5, Reserve(100, 1)))
+
+    engine = small_engine(memory_tokens=160, overcommit=3)
+    first = engine.submit(counting((1,), 20, Reserve(100, 1)))
+    second = engine.submit(growing(20))
+    for _ in range(3):
+        engine.step()
+    assert (second.is_preemptible, second.asked) == (True, None)
+    assert not first.done
+    finish(engine, first, second)
+    engine = small_engine(memory_tokens=160, overcommit=3)
+    first, second = engine.submit(growing(20)), engine.submit(counting((1,), 20, Reserve(100, 1)))
+    for _ in range(3):
+        engine.step()
+    assert (first.is_preemptible, first.asked is None) == (False, False)
+    finish(engine, first, second)
+
+
+class Keeping:
+    """Of kept blocks that some run reads."""
+
+    num_pages_in_use = 0
+
+
+@pytest.mark.parametrize(
+    ("kept", "pages", "shared", "may"),
+    [
+        *((2, 8, 0, True), (3, 8, 0, False), (3, 1, 0, True), (4, 1, 0, False), (2, 3, 1, True)),
+        *((2, 3, 2, False), (0, 10, 3, True), (0, 10, 4, False), (0, 11, 0, False)),
+    ],
+)
+def test_what_any_run_reserved_fits_beside_the_prefixes_in_use(
+    kept: int, pages: int, shared: int, may: bool
+) -> None:
+    """Though more is promised than there is: ten pages, of which a run that is certain has seven."""
+    pool, queues, keeper = PagePool(10), new_queues(), Keeping()
+    pool.keepers.add(keeper)  # type: ignore[arg-type]
+    books = Preemption(pool, lambda past, blocks: None, 3.0, queues)
+    certain, new = (Run(counting((1,), 5), queues) for _ in range(2))
+    books.reserve(certain, 7)
+    books.admit(certain)
+    assert not certain.is_preemptible
+    keeper.num_pages_in_use = kept
+    assert books.may_have(new, pages, shared) is may
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=st.lists(st.integers(0, 5), max_size=6), order=st.randoms(use_true_random=False))
+def test_the_sums_of_a_ledger_are_those_of_its_runs(sizes: list[int], order: random.Random) -> None:
+    ledger = _Ledger(10)
+    runs: list[Any] = [
+        SimpleNamespace(age=age, reserved_pages=size) for age, size in enumerate(sizes)
+    ]
+    new: Any = SimpleNamespace(age=None, reserved_pages=max(sizes, default=3))
+    for each in runs:
+        ledger.add(each)
+    order.shuffle(runs)
+    while True:
+        assert ledger.num_runs == len(runs)
+        assert ledger.num_reserved == sum(each.reserved_pages for each in runs)
+        assert ledger.bound == sum(each.reserved_pages or 10 for each in runs)
+        for run in (new, *runs):
+            others = [each.reserved_pages for each in runs if each is not run]
+            assert ledger.largest_besides(run) == max(others, default=0)
+        if not runs:
+            return
+        ledger.remove(runs.pop())
 
 
 def test_runs_that_fit_together_are_not_followed() -> None:

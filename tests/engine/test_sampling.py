@@ -132,8 +132,9 @@ def test_choices_that_leave_no_choice(choice: Choice, token: int) -> None:
 
 
 def test_equally_likely_tokens_stand_in_the_order_of_their_ids() -> None:
-    choices = [Choice(temperature=1.0, draw=(i + 0.5) / SIZE) for i in range(SIZE)]
-    assert choose(torch.zeros(SIZE, SIZE), choices) == tuple(range(SIZE))
+    for min_p in (0.0, 1.0):  # each is as likely as the likeliest
+        choices = [Choice(temperature=1.0, min_p=min_p, draw=(i + 0.5) / SIZE) for i in range(SIZE)]
+        assert choose(torch.zeros(SIZE, SIZE), choices) == tuple(range(SIZE))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

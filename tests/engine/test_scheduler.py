@@ -585,6 +585,20 @@ def test_who_asks_again_is_not_held_up_by_those_who_wait() -> None:
     finish(engine, others, large)
 
 
+def test_who_asks_again_keeps_what_it_has_though_more_is_promised_than_there_is() -> None:
+    """The run behind it is preemptible, and with it not all fits."""
+    engine = small_engine(memory_tokens=160, overcommit=2)
+    same = Reserve(100, 1)
+    first = engine.submit(asking(same, same, same))
+    second = engine.submit(counting((1,), 20, same))
+    for _ in range(3):
+        assert not first.done
+        engine.step()
+    assert first.done
+    assert second.step is not None
+    finish(engine, second)
+
+
 def test_what_is_needed_is_looked_up_when_there_is_room() -> None:
     engine = small_engine(memory_tokens=160)
     needs = iter([Reserve(160, 0), Reserve(160, 0), Reserve(16, 0)])

@@ -455,6 +455,8 @@ def test_a_damaged_sheet_is_named_and_fed_again(
     assert answer.found == (SIZE,), "the sheets behind it are not there without it"
     assert str(path) in caplog.text
     assert engine.shelf_counts.sheets_refused == 1
+    assert engine.shelving is not None
+    assert not engine.shelving._fetches, "given up, it writes to nothing that is fed"
     assert len(path.read_bytes()) == len(whole), "it was saved anew"
     again = engine_on(folder)
     assert tokens_of(write(again)) == tokens_of(expected)

@@ -16,13 +16,15 @@ import torch
 
 from manyhands.cache import lookup
 from manyhands.cache.block import Block
-from manyhands.cache.pages import Move
+from manyhands.cache.pages import Move, PagePool
 from manyhands.cache.plan import Plan
+from manyhands.cache.prefixes import PrefixTree
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine import speculation
 from manyhands.engine.engine import Engine
 from manyhands.engine.scheduler import Scheduler
+from manyhands.engine.speculation import Speculation
 from manyhands.errors import InvalidRequest
 from manyhands.model.settings import ModelSettings
 from manyhands.replay.trace import record
@@ -213,6 +215,35 @@ def test_no_guess_beyond_the_page_the_pass_or_the_model() -> None:
     told_by(spied(rhyming(63, max_positions=44)), ((20, 1),))
     told_by(spied(rhyming(63)), ((20, 8),))
     assert max(sizes) >= 3
+
+
+def test_after_a_wrong_guess_there_is_none_for_a_while() -> None:
+    """Twice as long each time, up to fifteen passes, until one was right; rows with targets are given none."""
+    pool = PagePool(64, 64)
+    guesses = Speculation(pool, PrefixTree(pool), 4, max_positions=2000, max_tokens=100)
+    own = Block()
+    view = View([own])
+
+    def is_guessed(number: int, accepted: int = 0) -> bool:
+        """A pass that feeds a text which repeats itself, and so many tokens that were known by it."""
+        step = guesses.drafted(Step([Row(view, (number % 7,), writer="w")]))
+        pool.reserve([(own, 1 + accepted)])
+        own.tokens.append(number % 7)
+        guesses.was_fed(step)
+        own.tokens.extend((number + n) % 7 for n in range(1, accepted + 1))
+        return bool(step.rows[0].draft)
+
+    for number in range(21):  # before it has repeated itself nothing is known
+        own.tokens.append(number % 7)
+    pool.reserve([(own, 21)])
+    guessed = [number for number in range(21, 121) if is_guessed(number)]
+    first, *rest = np.diff(guessed).tolist()
+    assert (first, rest[:2], {*rest[2:]}) == (2, [4, 8], {16})
+    right = next(number for number in range(121, 200) if is_guessed(number, accepted=2))
+    assert is_guessed(right + 3), "it goes on at once"
+    step = Step([Row(view, (1,), writer="w", targets=(2,))])
+    for _ in range(20):
+        assert guesses.drafted(step) is step
 
 
 WATCHED = {

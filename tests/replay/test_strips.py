@@ -15,6 +15,10 @@ import torch
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from manyhands.attention import strips
+from manyhands.attention.attend import LayerCall
+from manyhands.attention.reference import ReferenceBackend
+from manyhands.attention.rotary import Rope
+from manyhands.attention.store import LayerStore
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.planner import Planner
@@ -123,6 +127,33 @@ def test_every_key_that_is_seen_is_in_one_tile_of_either_kind(is_merged: bool) -
     )
 
 
+@pytest.mark.parametrize(("dim", "value_dim"), [(8, 40), (40, 8)])
+def test_keys_and_values_of_different_sizes(dim: int, value_dim: int) -> None:
+    """Beside the definition: outputs, and gradients of queries, keys and values."""
+    planner, prompt, desks = Planner(PagePool(100, 1)), Block(), [Block(), Block()]
+    planner.plan(Step([Row(View([prompt]), (1,) * 70)]))
+    prompt.tokens.extend([1] * 70)
+    planner.pool.keep()
+    views = [View([prompt, *order]) for order in (desks, desks[::-1])]
+    plan = planner.plan(Step([Row(view, (1, 2, 3)) for view in views]))
+    torch.manual_seed(1)
+    q, keys, values, weights = (
+        torch.randn(size, device=DEVICE)
+        for size in ((6, 4, dim), (100, 2, dim), (100, 2, value_dim), (6, 4, value_dim))
+    )
+    given = [x.requires_grad_() for x in (q, keys, values)]
+    store = LayerStore(keys, values, Rope(torch.tensor([1.0, 0.3], device=DEVICE), 4))
+    call, backend = LayerCall(0, 0.4), ReferenceBackend()
+    out = strips.attend(store, q, strips.Strips.of(plan).to(DEVICE), call)
+    expected = backend.attend(store, q, backend.prepare(plan, DEVICE), call)
+    assert torch.allclose(out, expected, atol=1e-5)
+    found = torch.autograd.grad((out * weights).sum(), given)
+    for one, other in zip(
+        found, torch.autograd.grad((expected * weights).sum(), given), strict=True
+    ):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
 def test_products_in_two_bytes_of_weights_in_float32() -> None:
     """Norms of float32 weights make queries and keys of float32 there, beside values of two bytes.
 
@@ -154,8 +185,6 @@ def test_control_a_key_seen_too_late_is_noticed(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_kernels_are_for_layers_they_know() -> None:
-    from manyhands.attention.attend import LayerCall
-
     plain = LayerCall(0, 1.0)
     assert strips.can_attend(plain, 256, torch.bfloat16)
     assert not strips.can_attend(plain, 512, torch.bfloat16)

@@ -116,7 +116,7 @@ class Capacity:
         """
         return (
             self.tokens >= plan.num_tokens
-            and self.rows >= plan.num_heads
+            and self.rows >= len(plan.heads)
             and self.entries >= len(work.entries.token)
             and self.pages >= len(work.pages)
             and self.small >= len(work.small)

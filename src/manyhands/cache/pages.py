@@ -269,7 +269,7 @@ class PagePool:
             (place.strip, num_tokens) for place, (_, num_tokens) in zip(places, growth, strict=True)
         ]
         num_pages = self._pages_for(asked)
-        if num_pages > len(self._free) and (self._spares or self._fronts):
+        if num_pages > len(self._free) and self._spares:
             # Some spares may be these strips' own.
             self._take_spares_back()
             num_pages = self._pages_for(asked)

@@ -115,11 +115,6 @@ class Plan:
         return len(self.row_indptr) - 1
 
     @property
-    def num_heads(self) -> int:
-        """R + D, the tokens whose logits are made: see `heads`."""
-        return self.num_rows + (0 if self.num_drafted is None else int(self.num_drafted.sum()))
-
-    @property
     def last(self) -> Ints:
         """[R]: packed index of each row's last token that is no guess; its logits choose the next one."""
         last = self.row_indptr[1:] - 1
@@ -149,8 +144,8 @@ class Plan:
         """[strips]: the same, strip by strip."""
         reads = self.reads
         first = reads.strip_indptr[:-1]
-        # The keys of a strip lie above all those of the strips before it; reads stand in the order of their first keys.
-        above = np.arange(len(first)) * (int(reads.high.max()) + 1)
+        # The keys of a strip lie above those of the strips before it; reads stand in the order of their first keys.
+        above = np.arange(len(first)) * int(reads.high.max())
         above = above.repeat(np.diff(reads.strip_indptr))
         low, high = reads.low + above, reads.high + above
         known = np.maximum.accumulate(high)

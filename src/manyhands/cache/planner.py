@@ -421,7 +421,7 @@ class Planner:
         return (after.keys() | {id(block) for block in growth}) - regular
 
     def _read_all(self, rows: Sequence[tuple[_Reader, View]], growth: Mapping[Block, int]) -> None:
-        """The reads of these rows in this plan. Raises ContextTooLong.
+        """The reads of these rows in this plan. Raises ContextTooLong, and InvalidRequest for blocks that were not filled here.
 
         Rows of a team read the same pieces: where a piece lies is looked up once, and each row has an index into that.
         """
@@ -489,6 +489,8 @@ class Planner:
         if isinstance(piece, Stretch):
             return piece.strip.number, piece.low, piece.size, 0
         block, place, _, front = piece
+        if place.offset + block.num_tokens > place.strip.num_tokens:
+            self._place(block)  # raises, if it was filled by hand since the view was walked
         size = front + self._length(block) + growth.get(block, 0)
         return place.strip.number, place.offset - front, size, int(block in growth)
 

@@ -58,7 +58,7 @@ class Trunk(NamedTuple):
         return cls(tuple(blocks), tuple(stretches), tuple(ends), line, min(size, len(blocks)))
 
     def upto(self, count: int) -> Trunk:
-        """The trunk of the first `count` blocks."""
+        """The trunk of the first `count` blocks, for a walk to go on from: if they are fewer, of no line."""
         if count == len(self.blocks):
             return self
         num_keys = self.ends[count - 1] if count else 0
@@ -68,8 +68,7 @@ class Trunk(NamedTuple):
                 break
             kept.append(stretch._replace(size=min(stretch.size, num_keys)))
             num_keys -= stretch.size
-        on_line = min(self.on_line, count)
-        return Trunk(self.blocks[:count], tuple(kept), self.ends[:count], self.line, on_line)
+        return Trunk(self.blocks[:count], tuple(kept), self.ends[:count])
 
     @property
     def has_moved(self) -> bool:
@@ -117,9 +116,8 @@ class Trunks:
 
     def add(self, trunk: Trunk) -> None:
         """Remember it, in place of those that it goes on from and of those that are gone."""
-        first = trunk.blocks[0]() if trunk.blocks else None
-        if first is None:
-            return
+        first = trunk.blocks[0]()
+        assert first is not None, "the view that was walked holds it"
         others = [
             known
             for known in self._known.get(first, ())

@@ -491,7 +491,7 @@ class GraphedPasses(Passes):
             )
             for tokens in dict.fromkeys(sizes):
                 graph = self._ahead.get((tokens, kind))
-                if graph is not None and graph.capacity.rows >= plan.num_heads:
+                if graph is not None and graph.capacity.rows >= len(plan.heads):
                     yield graph
 
     def record_ahead(self, page_size: int, told: Callable[[int, int], None]) -> None:

@@ -220,8 +220,6 @@ class Lookahead:
         `step` has the rows that `fed_of` gave, of any number of runs. None if nothing was begun, or
         the pool has changed since.
         """
-        if self._plan is None:
-            return None
         plan = self._plan if self._holds else None
         found = [self._rows.get(id(row.view.own)) for row in step.rows] if plan else []
         is_there = all(
