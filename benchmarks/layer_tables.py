@@ -25,6 +25,42 @@ def launches() -> str:
     return table(["shapes", "launches", "fused", "µs", "fused"], rows)
 
 
+def experts() -> str:
+    """Decoding with experts, beside the modelling code's own in the same engine."""
+    rows = []
+    for name in _EXPERTS:
+        found = result(name)
+        if found is None:
+            continue
+        card = " ".join(found["hardware"].split(",")[0].split()[1:2])
+        for line in found["cells"]:
+            ms, floor, before = line["ms"], line["floor_ms"], line["before_ms"]
+            rows.append(
+                [
+                    found["model"] if line is found["cells"][0] else "",
+                    card if line is found["cells"][0] else "",
+                    f"{line['rows']}, a team"
+                    if line["team"] and line["rows"] > 1
+                    else f"{line['rows']}",
+                    f"{line['experts_read']:.0f} of {found['num_experts']}",
+                    f"{ms:.2f}",
+                    f"{floor:.2f}",
+                    f"{ms / floor:.2f} ×",
+                    f"{before:.2f}" if before else "",
+                    f"{before / ms:.2f} ×" if before else "",
+                    f"{line['tokens_per_second']:.0f}",
+                    found["commit"],
+                ]
+            )
+    head = ["network", "card", "rows", "experts read", "ms", "floor, ms", "over it"]
+    head += ["before, ms", "times as fast", "tokens/s", "commit"]
+    return table(head, rows) if rows else NOTHING_YET
+
+
+# Both ways on one card; and one way on another.
+_EXPERTS = ("experts_qwen3-30b-a3b", "experts_gpt-oss-20b", "experts_newer_qwen3-30b-a3b")
+
+
 def tiles() -> str:
     """The best tiles for each product in passes of a whole network."""
     rows = []
@@ -173,6 +209,7 @@ TABLES: dict[str, Callable[[], str]] = {
     made.__name__: made
     for made in (
         launches,
+        experts,
         tiles,
         quantised_products,
         four_bits,
