@@ -790,6 +790,24 @@ def test_choice_of_experts(num_experts: int, chosen: int, even: bool) -> None:
     assert half.dtype == torch.float32
 
 
+def test_a_token_without_sound_numbers_is_alone_with_them() -> None:
+    """It gets experts that are there, since a weight elsewhere would end the process, and the others get what they get."""
+    logits = _normal(3, 12)
+    expected = experts.choose(logits, 3)
+    logits[1] = float("nan")
+    shares, index = experts.choose(logits, 3)
+    assert 0 <= int(index.min()) <= int(index.max()) < 12
+    for ours, theirs in ((shares, expected[0]), (index, expected[1])):
+        assert torch.equal(ours[::2], theirs[::2])
+    stack = _stack(experts.ExpertGate(), (12, 64, 32, 64), torch.float16, biased=False)
+    x = _normal(3, 64, dtype=torch.float16)
+    sound = experts.experts(x, *reversed(expected), *stack, experts.ExpertGate())
+    x[1] = float("nan")
+    out = experts.experts(x, index, shares, *stack, experts.ExpertGate())
+    assert torch.equal(out[::2], sound[::2])
+    assert not out[1].isfinite().any()
+
+
 def test_experts_that_are_equally_likely_are_different_ones() -> None:
     """Logits of 16 bits are often the same; the first of them is taken, and never twice."""
     logits = torch.zeros(2, 12, device=DEVICE, dtype=torch.bfloat16)

@@ -1,12 +1,16 @@
-"""Stacks of experts and their routers, with a faster way for few tokens.
+"""Stacks of experts and their routers, with a faster way for up to a thousand tokens.
 
 A pass of a few tokens needs few of a layer's experts, and the modelling code sorts the tokens, gathers them, multiplies by a
 grouped product made for many and puts everything back: some thirty launches a layer, most of the time of a pass. Up to
-64 tokens on a CUDA device, in bfloat16 or float16, our own kernels do it in five (`kernels/experts.py`). The weights stay
-where they are; more tokens, and all else, go the way they always went.
+1 024 tokens on a CUDA device, in bfloat16 or float16, our own kernels do it in four or five (`kernels/experts.py`). The weights
+stay where they are; more tokens, and all else, go the way they always went.
 
-Stacks and routers are recognised by what they compute, on a small probe of the same class. What computes something else
-(routers that choose by groups, experts with a norm of their own) is left alone.
+    stack     the weights of all experts of a layer
+    router    gives each token its experts, and a share of what each of them gives
+    block     a router and its stack and nothing else: the residual sum behind it adds up what the experts give
+
+All three are recognised by what they compute, on a small probe of the same class. What computes something else (routers that
+choose by groups, experts with a norm of their own) is left alone.
 """
 
 from __future__ import annotations

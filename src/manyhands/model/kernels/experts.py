@@ -91,13 +91,13 @@ def _choose(
     e = tl.arange(0, BLOCK)
     place = tl.arange(0, PLACES)
     take_over(OVERLAP)
-    found = tl.load(logits + token * E + e, mask=e < E, other=-float("inf")).to(tl.float32)
+    found = tl.load(logits + token * E + e, mask=e < E, other=-1e30).to(tl.float32)
     found = tl.exp(found - tl.max(found))
     found = tl.where(e < E, found / tl.sum(found), -1.0)
     chosen = tl.zeros((PLACES,), dtype=tl.float32)
     where = tl.zeros((PLACES,), dtype=tl.int32)
     for number in tl.static_range(C):
-        best = tl.argmax(found, 0)
+        best = tl.minimum(tl.argmax(found, 0), E - 1)  # of numbers that are none, one that is there
         chosen = tl.where(place == number, tl.max(found), chosen)
         where = tl.where(place == number, best, where)
         found = tl.where(e == best, -1.0, found)
