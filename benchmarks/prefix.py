@@ -26,6 +26,7 @@ from torch import Tensor
 from benchmarks.decode import check_engine_op, each_network, free, how, recording, steady
 from benchmarks.gate import check_step
 from benchmarks.op_peers import unshared
+from benchmarks.parts import executor_of
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY, Shape
 from manyhands.attention.attend import Backend
@@ -154,7 +155,7 @@ class Prefix:
             self.results.leave_out(f"ceiling of batch {batch}", "the time was over")
             return
         shared = fill(engine, Block("prefix"), self.prefixes[0], seed=0).freeze()
-        executor = engine.executor
+        executor = executor_of(engine)
         silent = no_attention(executor.backend)
         passes = make_passes(executor.adapter, executor.memory, silent, graphs=True)
         with replaced(executor, "passes", passes):

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.parts import text_of
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY, Shape
 from benchmarks.timing import milliseconds
@@ -185,12 +186,12 @@ class Measurement:
         config = load_config(shape, min(_LAYERS, shape.num_layers))
         tokens = torch.randint(0, config.vocab_size, (128,), device=self.device)
         for kind in KINDS:
-            networks = [
+            exact, ours = (
                 ModelAdapter(dummy_model(config, device=self.device, dtype=self.dtype))
                 for _ in range(2)
-            ]
-            quantise_network(networks[1].model, kind, self.device)
-            facts = compare(*networks, [tokens])
+            )
+            quantise_network(ours.model, kind, self.device)
+            facts = compare(exact, ours, [tokens])
             self.losses.add(
                 "accuracy", model=f"{shape.title}, {_LAYERS} layers", weights=kind, **facts
             )
@@ -202,8 +203,7 @@ class Lists:
     def __init__(self, loaded: tuple[ModelAdapter, Any], count: int) -> None:
         self.adapter, tokenizer = loaded
         engine = Engine(self.adapter, tokenizer, memory_tokens=1 << 15)
-        words, text = model_prompt(bundled.path()), engine.text
-        assert text is not None
+        words, text = model_prompt(bundled.path()), text_of(engine)
         settings = SoloSettings(budget=1000, end=EndSettings(reply=False))
         asked = [problem_list(random.Random(f"quantised/{n}"), 5, "bare") for n in range(count)]
         answers = engine.run_all([sequential(one.question, text, settings, words) for one in asked])

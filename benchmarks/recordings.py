@@ -19,6 +19,7 @@ from unittest.mock import patch
 
 import torch
 
+from benchmarks.parts import executor_of
 from benchmarks.results import Clock, Results, parser
 from benchmarks.step_timeline import ready_engine
 from manyhands.attention.prepared import Capacity
@@ -26,7 +27,6 @@ from manyhands.attention.work import Occupancy, Tiling, cut, power_of_two
 from manyhands.cache.plan import Plan
 from manyhands.engine import capacities, graphs
 from manyhands.engine.engine import Engine
-from manyhands.engine.executor import LocalExecutor
 from manyhands.evaluation.life import LONES, RAGGED, TEAMS, Situation, live, one_team
 
 SITUATIONS: tuple[Situation, ...] = (
@@ -160,8 +160,7 @@ def main(words: list[str] | None = None) -> None:
     if arguments.tiny:
         situations = [replace(one_team(4, 64, 20, 20), warm_up=1)]
     with ready_engine(arguments, clock) as engine:
-        assert isinstance(engine.executor, LocalExecutor), "it is loaded here"
-        passes = engine.executor.passes
+        passes = executor_of(engine).passes
         assert isinstance(passes, graphs.GraphedPasses), "a GPU has recordings"
         for situation in situations:
             plan = newest_plan(engine, situation)

@@ -154,7 +154,11 @@ def measure(title: str, options: argparse.Namespace, device: torch.device) -> di
         ready = [data[n] for n in range(2)]
         making = (time.monotonic() - began) / 2
         torch.cuda.reset_peak_memory_stats() if device.type == "cuda" else None
-        found: dict[str, float] = timed(lambda n, r=ready: step(r[n % 2]), options.seconds, device)  # type: ignore[misc]
+
+        def one(number: int, ready: list[list[Batch]] = ready) -> int:
+            return step(ready[number % 2])
+
+        found = timed(one, options.seconds, device)
         found["seconds_to_make_a_batch"] = making
         if device.type == "cuda":
             found["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
