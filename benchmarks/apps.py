@@ -16,7 +16,7 @@ import argparse
 import json
 import time
 
-from benchmarks.parts import text_of
+from benchmarks.engine_parts import text_of
 from manyhands.cache.step import Choice
 from manyhands.engine.engine import Engine
 from manyhands.strategies.settings import SharedSettings

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.parts import executor_of
+from benchmarks.engine_parts import executor_of
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.recorder import Recording
@@ -144,14 +144,14 @@ def _stopwatch(engine: Engine) -> Iterator[dict[str, list[float]]]:
 
 
 @contextmanager
-def _device_clock(engine: Engine) -> Iterator[list[tuple[Any, Any]]]:
+def _device_clock(engine: Engine) -> Iterator[list[tuple[torch.cuda.Event, torch.cuda.Event]]]:
     """Events in front of and behind every replay of a recorded pass, while the clock is there."""
-    events: list[tuple[Any, Any]] = []
+    events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
     graphs = list(getattr(executor_of(engine).passes, "recordings", ()))
     usual = [graph.recording for graph in graphs]
 
     def clocked(recording: Recording) -> Recording:
-        begun: list[Any] = []
+        begun: list[torch.cuda.Event] = []
         head, *between, tail = recording.parts
 
         def first() -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import manyhands.engine.executor as executor_room
-from benchmarks.parts import executor_of, text_of
+from benchmarks.engine_parts import executor_of, text_of
 from benchmarks.results import Clock, Results, parser
 from manyhands import Engine, TeamSettings, bundled, hogwild, model_prompt
 from manyhands.strategies.settings import EndSettings

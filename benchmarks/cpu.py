@@ -24,11 +24,12 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
+from torch import Tensor
 
 from benchmarks.results import ROOT, Clock, Results, parser
 
@@ -83,7 +84,7 @@ def reading_speed() -> float:
 
 def ours(model: str, way: str, sizes: argparse.Namespace) -> dict[str, Any]:
     """Passes of teams, and a prompt."""
-    from benchmarks.parts import executor_of, text_of
+    from benchmarks.engine_parts import executor_of, text_of
     from manyhands import Engine, TeamSettings, hogwild
     from manyhands.model.adapter import weight_bytes
     from manyhands.strategies.settings import EndSettings
@@ -206,14 +207,17 @@ def products(threads: int) -> list[dict[str, Any]]:
     with torch.inference_mode():
         plain = [torch.nn.Linear(width, height, bias=False) for height, width in shapes]
         layouts: tuple[Layout, ...] = ("halves", "blocks")
-        sides: dict[str, list[Any]] = {"plain": plain}
+        sides: dict[str, Sequence[torch.nn.Linear | HostLinear]] = {"plain": plain}
         sides |= {layout: [HostLinear(layer, layout) for layer in plain] for layout in layouts}
         for tokens in (1, 2, 4, 8, 16, 64, 512):
             inputs = {width: torch.randn(tokens, width) for width in (576, 1536)}
             line: dict[str, Any] = {"threads": threads, "tokens": tokens}
             for name, layers in sides.items():
 
-                def all_of_them(layers: list[Any] = layers, inputs: Any = inputs) -> None:
+                def all_of_them(
+                    layers: Sequence[torch.nn.Linear | HostLinear] = layers,
+                    inputs: dict[int, Tensor] = inputs,
+                ) -> None:
                     for layer in layers:
                         layer(inputs[layer.in_features])
 

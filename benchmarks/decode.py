@@ -26,8 +26,8 @@ import torch
 from torch import nn
 
 from benchmarks.breakdown import breakdown
+from benchmarks.engine_parts import executor_of
 from benchmarks.gate import Checked, check_op, check_step
-from benchmarks.parts import executor_of
 from benchmarks.peers import Probe, probe, run_peers
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY, Shape

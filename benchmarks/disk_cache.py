@@ -31,7 +31,7 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.decode import free
-from benchmarks.parts import executor_of
+from benchmarks.engine_parts import executor_of
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY, Shape
 from manyhands.cache.block import Block

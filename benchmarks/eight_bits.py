@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.bundled_exam import weights_of
-from benchmarks.parts import executor_of, text_of
+from benchmarks.engine_parts import executor_of, text_of
 from benchmarks.results import Clock, Results, parser
 from manyhands import METHODS, Engine, bundled, model_prompts
 from manyhands.attention.store import LayerStore, Moved, Targets

@@ -36,8 +36,8 @@ from benchmarks.decode import (
     put_limits,
     recording,
 )
+from benchmarks.engine_parts import executor_of
 from benchmarks.gate import Checked, check_against, compare, plain
-from benchmarks.parts import executor_of
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY_EXPERTS
 from manyhands.cache.block import Block

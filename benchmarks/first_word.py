@@ -12,12 +12,12 @@ of the run. Everything is greedy. The model has to think (a chat template that o
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from benchmarks.parts import text_of
+from benchmarks.engine_parts import text_of
 from benchmarks.results import Clock, Results, parser
 from manyhands import METHODS, Answer, Engine, model_prompts
 from manyhands.errors import InvalidRequest
@@ -49,7 +49,7 @@ class Timed:
     finish_reason: str
 
 
-def timed(story: Iterable[Event | Answer], clock: Any = time.perf_counter) -> Timed:
+def timed(story: Iterable[Event | Answer], clock: Callable[[], float] = time.perf_counter) -> Timed:
     """Listen to a run as it goes on; its answer comes last. A word after the budget counts as none."""
     begun = clock()
     first: tuple[int, float] | None = None

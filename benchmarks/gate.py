@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.parts import executor_of
+from benchmarks.engine_parts import executor_of
 from manyhands.attention.attend import LayerCall
 from manyhands.attention.eight_bits import EightBitStore
 from manyhands.attention.reference import ReferenceBackend

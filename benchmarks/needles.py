@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from itertools import cycle, islice
 
 from benchmarks.apps import load
-from benchmarks.parts import executor_of, text_of
+from benchmarks.engine_parts import executor_of, text_of
 from benchmarks.prefix import Apart, no_attention, replaced
 from manyhands.cache.prefixes import PrefixTree
 from manyhands.cache.step import Choice

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, DynamicCache, StaticCache
 
+from benchmarks.engine_parts import executor_of
 from benchmarks.gate import Checked, compare
-from benchmarks.parts import executor_of
 from benchmarks.results import Clock, Results, in_a_line
 from manyhands.attention.rotary import Rope, rotate
 from manyhands.attention.store import LayerShape

@@ -24,8 +24,8 @@ import torch
 from benchmarks import situations
 from benchmarks.attention import PREFILL_HEADS, Attention, Case
 from benchmarks.decode import each_network, free
+from benchmarks.engine_parts import executor_of
 from benchmarks.gate import Checked, compare, plain
-from benchmarks.parts import executor_of
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY, Shape
 from benchmarks.start_up import first_token

@@ -24,15 +24,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.decode import check_engine_op, each_network, free, how, recording, steady
+from benchmarks.engine_parts import executor_of
 from benchmarks.gate import check_step
 from benchmarks.op_peers import unshared
-from benchmarks.parts import executor_of
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY, Shape
 from manyhands.attention.attend import Backend
 from manyhands.attention.store import LayerStore
 from manyhands.cache.block import Block
 from manyhands.cache.plan import Plan
+from manyhands.cache.planner import Planner
 from manyhands.cache.step import Step
 from manyhands.cache.view import View
 from manyhands.engine.backends import make_passes
@@ -210,7 +211,7 @@ def no_attention(backend: Backend) -> Backend:
 class Apart:
     """A planner whose plans group nothing: every row reads for itself."""
 
-    def __init__(self, planner: Any) -> None:
+    def __init__(self, planner: Planner) -> None:
         self.planner = planner
 
     def plan(self, step: Step) -> Plan:

@@ -21,7 +21,7 @@ from unittest import mock
 import torch
 
 from benchmarks.decode import free
-from benchmarks.parts import executor_of
+from benchmarks.engine_parts import executor_of
 from benchmarks.products import NAMES
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY

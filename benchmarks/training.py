@@ -74,8 +74,7 @@ def network(config: dict[str, Any], device: torch.device, dtype: torch.dtype) ->
     described = AutoConfig.for_model(settings.pop("model_type"), **settings)
     torch.manual_seed(1)
     with device:
-        made: Any = AutoModelForCausalLM
-        return ModelAdapter(made.from_config(described, dtype=dtype))
+        return ModelAdapter(AutoModelForCausalLM.from_config(described, dtype=dtype))
 
 
 def kinds(adapter: ModelAdapter) -> dict[str, dict[str, Any]]:
@@ -181,7 +180,7 @@ def run(
 ) -> dict[str, float]:
     """With batches that processes make meanwhile."""
     count = max(1, (os.cpu_count() or 1) - 1)
-    loader: Any = DataLoader(
+    loader: DataLoader[list[Batch]] = DataLoader(
         data, batch_size=None, sampler=range(10**6), num_workers=count, prefetch_factor=4
     )
     batches = iter(loader)
