@@ -183,7 +183,7 @@ class Watch:
     def __init__(self, engine: Engine, chosen: int) -> None:
         adapter = executor_of(engine).adapter
         routers = [each for each in adapter.model.modules() if routing_of(each) is not None]
-        num_layers, num_experts = len(routers), len(routers[0].weight)
+        num_layers, num_experts = len(routers), len(routers[0].get_parameter("weight"))
         size, device = (num_layers, 2 * max(COMPLETIONS), chosen), adapter.device
         self.index = torch.zeros(size, dtype=torch.int64, device=device)
         self.shares = torch.zeros(size, dtype=adapter.dtype, device=device)
