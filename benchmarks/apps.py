@@ -16,6 +16,7 @@ import argparse
 import json
 import time
 
+from benchmarks.engine_parts import text_of
 from manyhands.cache.step import Choice
 from manyhands.engine.engine import Engine
 from manyhands.strategies.settings import SharedSettings
@@ -28,8 +29,7 @@ def measure(
 ) -> dict[str, object]:
     """One pass over all problems. `mode` is levels and problems at once: `2x16`."""
     levels, at_once = (int(part) for part in mode.split("x"))
-    text = engine.text
-    assert text is not None, "an engine that was loaded has its words"
+    text = text_of(engine)
     shots = text.encode(f"{document}\n\n")
     prompts = [(*shots, *text.encode(question)) for question in questions]
     settings = SharedSettings(

@@ -156,10 +156,13 @@ class Attention:
         return self.files[family]
 
     def _situation(self, case: Case) -> Situation:
-        place = (self.head_dim, self.device, self.dtype)
-        if case.planned is not None:
-            return situations.filled(*case.planned(), case.heads, *place)
-        return situations.lay_out(case.views(), case.heads, *place, case.num_new)
+        if case.planned is None:
+            plan, num_slots = situations.planned(case.views(), case.num_new)
+        else:
+            plan, num_slots = case.planned()
+        return situations.filled(
+            plan, num_slots, case.heads, self.head_dim, self.device, self.dtype
+        )
 
     @torch.inference_mode()
     def _measure(self, case: Case) -> None:

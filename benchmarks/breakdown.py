@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.engine_parts import executor_of
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.recorder import Recording
@@ -112,7 +113,7 @@ def kind_of(kernel: str) -> str:
 
 def _kernels(engine: Engine, views: Sequence[View], passes: int) -> list[Kernel]:
     """Everything that ran on the device during so many passes."""
-    from torch.autograd import DeviceType
+    from torch._C._autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
@@ -128,7 +129,11 @@ def _kernels(engine: Engine, views: Sequence[View], passes: int) -> list[Kernel]
 def _stopwatch(engine: Engine) -> Iterator[dict[str, list[float]]]:
     """Clocks around planning and preparing, and gone again."""
     times: dict[str, list[float]] = defaultdict(list)
-    watched = {"plan": (engine.planner, "plan"), "prepare": (engine.executor.backend, "prepare")}
+    backend = executor_of(engine).backend
+    watched: dict[str, tuple[object, str]] = {
+        "plan": (engine.planner, "plan"),
+        "prepare": (backend, "prepare"),
+    }
     for name, (owner, verb) in watched.items():
         setattr(owner, verb, _timed(getattr(owner, verb), times[name]))
     try:
@@ -139,14 +144,14 @@ def _stopwatch(engine: Engine) -> Iterator[dict[str, list[float]]]:
 
 
 @contextmanager
-def _device_clock(engine: Engine) -> Iterator[list[tuple[Any, Any]]]:
+def _device_clock(engine: Engine) -> Iterator[list[tuple[torch.cuda.Event, torch.cuda.Event]]]:
     """Events in front of and behind every replay of a recorded pass, while the clock is there."""
-    events: list[tuple[Any, Any]] = []
-    graphs = list(getattr(engine.executor.passes, "recordings", ()))
+    events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+    graphs = list(getattr(executor_of(engine).passes, "recordings", ()))
     usual = [graph.recording for graph in graphs]
 
     def clocked(recording: Recording) -> Recording:
-        begun: list[Any] = []
+        begun: list[torch.cuda.Event] = []
         head, *between, tail = recording.parts
 
         def first() -> None:

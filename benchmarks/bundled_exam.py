@@ -64,6 +64,7 @@ from manyhands.tasks.arithmetic.templates.fresh import FRESH
 from manyhands.tasks.arithmetic.templates.late import LATE
 from manyhands.tasks.arithmetic.words import told_apart
 from manyhands.tasks.task import protocol_of
+from manyhands.text import Text
 
 GOOD = 0.97  # accuracy per question whose first budget is looked for
 AWAY_PASSES = 12
@@ -359,7 +360,7 @@ def with_changed_settings(
     """The same method, with settings that depend on the question."""
 
     def made(
-        asked: str | Conversation, text: Any, settings: TeamSettings, *rest: Any, **more: Any
+        asked: str | Conversation, text: Text, settings: TeamSettings, *rest: Any, **more: Any
     ) -> Strategy:
         return make(asked, text, changed(conversation_of(asked).problem, settings), *rest, **more)
 
@@ -370,7 +371,7 @@ def with_dismissals(make: Callable[..., Strategy], leavers: int) -> Callable[...
     """The same method, from which workers leave as the question has it."""
 
     def made(
-        asked: str | Conversation, text: Any, settings: TeamSettings, *rest: Any, **more: Any
+        asked: str | Conversation, text: Text, settings: TeamSettings, *rest: Any, **more: Any
     ) -> Strategy:
         question = conversation_of(asked).problem
         dismissals = leaving(question, settings.workers, leavers)

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 import manyhands.engine.executor as executor_room
+from benchmarks.engine_parts import executor_of, text_of
 from benchmarks.results import Clock, Results, parser
 from manyhands import Engine, TeamSettings, bundled, hogwild, model_prompt
 from manyhands.strategies.settings import EndSettings
@@ -37,11 +38,15 @@ class Stopwatch:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.times: dict[str, float] = defaultdict(float)
-        executor: Any = engine.executor
-        executor.adapter.forward = self._timed("network", executor.adapter.forward)
-        engine.planner.plan = self._timed("plan", engine.planner.plan)  # type: ignore[method-assign]
-        executor.backend.prepare = self._timed("prepare", executor.backend.prepare)
-        executor_room.choose = self._timed("choose", executor_room.choose)
+        executor = executor_of(engine)
+        watched: dict[str, tuple[object, str]] = {
+            "network": (executor.adapter, "forward"),
+            "plan": (engine.planner, "plan"),
+            "prepare": (executor.backend, "prepare"),
+            "choose": (executor_room, "choose"),
+        }
+        for part, (owner, verb) in watched.items():
+            setattr(owner, verb, self._timed(part, getattr(owner, verb)))
 
     def _timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -57,7 +62,7 @@ class Stopwatch:
         """One run: seconds of each part in every pass after the first, and the tokens written."""
         end = EndSettings(reply=False)
         settings = TeamSettings(workers=workers, check_every=0, end=end)
-        strategy = hogwild(question, self.engine.text, settings, model_prompt(bundled.path()))
+        strategy = hogwild(question, text_of(self.engine), settings, model_prompt(bundled.path()))
         run = self.engine.submit(strategy)
         rows = []
         while not run.done:

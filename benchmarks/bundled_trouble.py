@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from manyhands.evaluation.record import Record
-from manyhands.strategies.base import Sent, Strategy
+from manyhands.strategies.base import Answer, Sent, Strategy
 from manyhands.strategies.listening import DismissWorker, Heard, Listen
 from manyhands.strategies.settings import TeamSettings
 from manyhands.tasks.arithmetic.bare import Bare, parse_bare
@@ -50,7 +50,8 @@ def dismissing(strategy: Strategy, dismissals: Dismissals) -> Strategy:
             try:
                 asked = strategy.send(sent)
             except StopIteration as end:
-                return end.value
+                answer: Answer = end.value
+                return answer
             sent = yield asked
             if isinstance(asked, Listen):
                 assert isinstance(sent, Heard), "a Listen is answered with what was heard"

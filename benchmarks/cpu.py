@@ -24,16 +24,29 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
+from torch import Tensor
 
 from benchmarks.results import ROOT, Clock, Results, parser
 
+if TYPE_CHECKING:
+    from manyhands.model.settings import Fuse, Quantise
+
 # Ours: how weights are held. The first is torch's own linear layer, as it was before `model/host_linear.py`.
-OURS = {
+
+
+class Way(TypedDict, total=False):
+    """Fields of `ModelSettings` in which one way of ours differs from the next."""
+
+    quantise: Quantise
+    fuse: Fuse
+
+
+OURS: dict[str, Way] = {
     "ours, float32, plain layers": {"quantise": "none", "fuse": "off"},
     "ours, float32": {"quantise": "none"},
     "ours": {},
@@ -71,6 +84,7 @@ def reading_speed() -> float:
 
 def ours(model: str, way: str, sizes: argparse.Namespace) -> dict[str, Any]:
     """Passes of teams, and a prompt."""
+    from benchmarks.engine_parts import executor_of, text_of
     from manyhands import Engine, TeamSettings, hogwild
     from manyhands.model.adapter import weight_bytes
     from manyhands.strategies.settings import EndSettings
@@ -78,21 +92,21 @@ def ours(model: str, way: str, sizes: argparse.Namespace) -> dict[str, Any]:
     began = time.perf_counter()
     engine = Engine.load(model, device="cpu", memory_tokens=8192, **OURS[way])
     found: dict[str, Any] = {"load_s": round(time.perf_counter() - began, 2)}
-    executor: Any = engine.executor
-    found["bytes"] = weight_bytes(executor.adapter)
+    text = text_of(engine)
+    found["bytes"] = weight_bytes(executor_of(engine).adapter)
     settings = [
         TeamSettings(workers=team, budget=512, check_every=0, end=EndSettings(reply=False))
         for team in TEAMS
     ]
     for team, one in zip(TEAMS, settings, strict=True):
-        problem = engine.text.decode(engine.text.encode(_TEXT)[: sizes.history])
-        run = engine.submit(hogwild(problem, engine.text, one))
+        problem = text.decode(text.encode(_TEXT)[: sizes.history])
+        run = engine.submit(hogwild(problem, text, one))
         timed(engine.step, 1 + sizes.warm)
         found[f"pass_{team}_ms"] = median(timed(engine.step, sizes.passes))
         engine.cancel(run)
-    problem = engine.text.decode(engine.text.encode(_TEXT)[-sizes.prompt :])
+    problem = text.decode(text.encode(_TEXT)[-sizes.prompt :])
     before = engine.usage.tokens_fed
-    engine.submit(hogwild(problem, engine.text, settings[0]))
+    engine.submit(hogwild(problem, text, settings[0]))
     (seconds,) = timed(engine.step, 1)
     tokens = engine.usage.tokens_fed - before
     return {**found, "prompt_tokens": tokens, "prompt_s": round(seconds, 3)}
@@ -193,14 +207,17 @@ def products(threads: int) -> list[dict[str, Any]]:
     with torch.inference_mode():
         plain = [torch.nn.Linear(width, height, bias=False) for height, width in shapes]
         layouts: tuple[Layout, ...] = ("halves", "blocks")
-        sides: dict[str, list[Any]] = {"plain": plain}
+        sides: dict[str, Sequence[torch.nn.Linear | HostLinear]] = {"plain": plain}
         sides |= {layout: [HostLinear(layer, layout) for layer in plain] for layout in layouts}
         for tokens in (1, 2, 4, 8, 16, 64, 512):
             inputs = {width: torch.randn(tokens, width) for width in (576, 1536)}
             line: dict[str, Any] = {"threads": threads, "tokens": tokens}
             for name, layers in sides.items():
 
-                def all_of_them(layers: list[Any] = layers, inputs: Any = inputs) -> None:
+                def all_of_them(
+                    layers: Sequence[torch.nn.Linear | HostLinear] = layers,
+                    inputs: dict[int, Tensor] = inputs,
+                ) -> None:
                     for layer in layers:
                         layer(inputs[layer.in_features])
 

@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from benchmarks.breakdown import breakdown
+from benchmarks.engine_parts import executor_of
 from benchmarks.gate import Checked, check_op, check_step
 from benchmarks.peers import Probe, probe, run_peers
 from benchmarks.results import Clock, Results, parser
@@ -37,7 +38,6 @@ from manyhands.cache.block import Block
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
-from manyhands.engine.executor import LocalExecutor
 from manyhands.evaluation.bench import (
     copy_bandwidth,
     fill,
@@ -98,10 +98,9 @@ class Decode:
 
     def _weights_alone(self, engine: Engine) -> dict[int, float]:
         """Milliseconds in which the weights of all linear layers are read once: the same for every number of workers."""
-        assert isinstance(engine.executor, LocalExecutor), "it runs in this process"
         layers = [
             layer
-            for layer in engine.executor.adapter.model.modules()
+            for layer in executor_of(engine).adapter.model.modules()
             if isinstance(layer, (nn.Linear, Quantised))
         ]
         tensors = [x for layer in layers for x in (*layer.parameters(), *layer.buffers())]
@@ -198,20 +197,20 @@ class Decode:
 @torch.inference_mode()
 def check_engine_op(engine: Engine, views: list[View], rows: list[int]) -> Checked:
     """The engine's own backend on its own memory and plan, in the first layer, with random queries."""
-    adapter = engine.executor.adapter
+    adapter = executor_of(engine).adapter
     # A pass first: then every view has been met, and its newest key is written.
     engine.forward(Step([Row(view, (2,)) for view in views]))
     step = Step([Row(view, (3,)) for view in views])
     plan = engine.planner.plan(step)
     try:
-        shape, store = adapter.layers[0], engine.executor.memory.stores[0]
+        shape, store = adapter.layers[0], executor_of(engine).memory.stores[0]
         size = (plan.num_tokens, shape.num_heads, shape.head_dim)
         q = torch.randn(size, device=adapter.device).to(adapter.dtype)
         width, targets = shape.num_kv_heads, Targets.of(plan, adapter.device)
         new = torch.zeros(plan.num_tokens, width, shape.head_dim, device=adapter.device)
         store.write(targets, new.to(adapter.dtype), new.to(adapter.dtype))  # there was nothing yet
         call = LayerCall(layer=0, scaling=shape.head_dim**-0.5)
-        backend = engine.executor.backend
+        backend = executor_of(engine).backend
         out = backend.attend(store, q, backend.prepare(plan, adapter.device), call)
         return check_op(out, store, q, plan, call, rows)
     finally:
@@ -225,15 +224,17 @@ def how(engine: Engine) -> dict[str, Any]:
 
 def num_graphs(engine: Engine) -> int:
     """Recorded so far."""
-    return int(getattr(engine.executor.passes, "num_graphs", 0))
+    return int(getattr(executor_of(engine).passes, "num_graphs", 0))
 
 
 def recording(engine: Engine) -> dict[str, Any]:
     """The cost of recording graphs, and the reason where none was recorded."""
     return {
         "num_graphs": num_graphs(engine),
-        "seconds_recording": round(getattr(engine.executor.passes, "seconds_recording", 0.0), 2),
-        "trouble": getattr(engine.executor.passes, "trouble", None),
+        "seconds_recording": round(
+            getattr(executor_of(engine).passes, "seconds_recording", 0.0), 2
+        ),
+        "trouble": getattr(executor_of(engine).passes, "trouble", None),
     }
 
 

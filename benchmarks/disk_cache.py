@@ -31,6 +31,7 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.decode import free
+from benchmarks.engine_parts import executor_of
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY, Shape
 from manyhands.cache.block import Block
@@ -116,13 +117,13 @@ def read_in(engine: Engine, prompt: tuple[int, ...]) -> tuple[float, str]:
 def wait_until_written(engine: Engine) -> float:
     """Seconds until all that an engine has to save is in files; some of it had no room to wait in at first."""
     began = time.perf_counter()
-    assert isinstance(engine.executor, LocalExecutor)
-    assert engine.executor._shelf is not None
+    shelf = executor_of(engine)._shelf
+    assert shelf is not None
     assert engine.shelving is not None
     while engine.shelving.num_unsaved:
         engine.step()
         time.sleep(0.01)
-    engine.executor._shelf.files.flush()
+    shelf.files.flush()
     return time.perf_counter() - began
 
 

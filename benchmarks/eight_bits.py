@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.bundled_exam import weights_of
+from benchmarks.engine_parts import executor_of, text_of
 from benchmarks.results import Clock, Results, parser
 from manyhands import METHODS, Engine, bundled, model_prompts
 from manyhands.attention.store import LayerStore, Moved, Targets
-from manyhands.engine.executor import LocalExecutor
 from manyhands.evaluation.candidates import Answered, Asked, MethodCandidate
 from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.settings import SoloSettings, TeamSettings
@@ -60,9 +60,7 @@ def _in_bfloat16(x: Tensor) -> Tensor:
 
 def store_in_bfloat16(engine: Engine) -> None:
     """From here on keys and values are rounded where they are stored."""
-    executor = engine.executor
-    assert isinstance(executor, LocalExecutor)
-    memory = executor.memory
+    memory = executor_of(engine).memory
     changed = {x: Bfloat16Store(x.keys, x.values, x.rope) for x in memory.stores}
     memory.stores = tuple(changed[store] for store in memory.stores)
     memory.stacks = tuple(
@@ -79,9 +77,8 @@ def answers(
     common: dict[str, Any] = {"budget": BUDGET, "snapshots": ()}
     settings = SoloSettings(**common) if workers == 1 else TeamSettings(workers=workers, **common)
     prompt = getattr(model_prompts(words), method.prompt)
-    assert engine.text is not None, "the models of this benchmark have a tokenizer"
     spec = RunSpec(method, settings, prompt, context=engine.facts.max_positions)
-    taker = MethodCandidate(engine, engine.text, spec, concurrency=beside)
+    taker = MethodCandidate(engine, text_of(engine), spec, concurrency=beside)
     found = {each.asked.key: each for each in taker.answered(map(Asked, samples))}
     return [found[sample.id, 0] for sample in samples]
 

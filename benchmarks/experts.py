@@ -36,6 +36,7 @@ from benchmarks.decode import (
     put_limits,
     recording,
 )
+from benchmarks.engine_parts import executor_of
 from benchmarks.gate import Checked, check_against, compare, plain
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY_EXPERTS
@@ -118,7 +119,7 @@ class Experts(Decode):
 
     def _watched(self, engine: Engine, history: Block, rows: int) -> Any:
         """How far off, the experts that a layer reads on average, and tokens in use; None if something is wrong."""
-        stacks = stacks_of(engine.executor.adapter.model)
+        stacks = stacks_of(executor_of(engine).adapter.model)
         if self.watch is None:
             checked = check_experts(stacks[0], self.dtype, self.device)
             self.results.put(experts_gate=asdict(checked))
@@ -166,7 +167,7 @@ class Experts(Decode):
                 theirs = plain(engine).forward(Step([Row(view, (1,)) for view in twins])).float()
         finally:
             watch.are_given = False
-        adapter = engine.executor.adapter
+        adapter = executor_of(engine).adapter
         return compare(ours, theirs, adapter.dtype, adapter.num_layers)
 
     def _seated(self, engine: Engine, history: Block, rows: int) -> list[View]:
@@ -180,15 +181,15 @@ class Watch:
     """Notes in every layer, on the device and also in recordings, which experts a pass chose, and how many it reads."""
 
     def __init__(self, engine: Engine, chosen: int) -> None:
-        adapter = engine.executor.adapter
+        adapter = executor_of(engine).adapter
         routers = [each for each in adapter.model.modules() if routing_of(each) is not None]
-        num_layers, num_experts = len(routers), len(routers[0].weight)
-        size, on = (num_layers, 2 * max(COMPLETIONS), chosen), {"device": adapter.device}
-        self.index = torch.zeros(size, dtype=torch.int64, **on)
-        self.shares = torch.zeros(size, dtype=adapter.dtype, **on)
+        num_layers, num_experts = len(routers), len(routers[0].get_parameter("weight"))
+        size, device = (num_layers, 2 * max(COMPLETIONS), chosen), adapter.device
+        self.index = torch.zeros(size, dtype=torch.int64, device=device)
+        self.shares = torch.zeros(size, dtype=adapter.dtype, device=device)
         self.are_given = False  # routers give these, whatever they say
-        self.seen = torch.zeros(num_layers, num_experts, **on)
-        self.read, self.passes = torch.zeros(2, num_layers, **on)
+        self.seen = torch.zeros(num_layers, num_experts, device=device)
+        self.read, self.passes = torch.zeros(2, num_layers, device=device)
         for layer, router in enumerate(routers):
             router.register_forward_hook(self._of(layer))
 
@@ -222,7 +223,7 @@ def stacks_of(model: nn.Module) -> list[Any]:
 def as_before(engine: Engine) -> Iterator[None]:
     """Experts and routers go the way of the modelling code meanwhile."""
     kept = []
-    for module in engine.executor.adapter.model.modules():
+    for module in executor_of(engine).adapter.model.modules():
         if (usual := usual_of(module)) is not None:
             kept.append((module, vars(module)["forward"]))
             module.forward = usual
@@ -245,14 +246,18 @@ def check_experts(stack: Any, dtype: torch.dtype, device: torch.device) -> Check
     index = torch.rand(_CHECKED, len(both), device=device).topk(chosen).indices
     shares = torch.rand(_CHECKED, chosen, device=device).to(dtype)
     out = stack(x, index, shares)
-    biases = (getattr(stack, f"{name}_bias", None) for name in ("gate_up_proj", "down_proj"))
-    both_bias, down_bias = (0 if bias is None else bias.double() for bias in biases)
+    both_bias, down_bias = (
+        torch.zeros(len(weights), 1, dtype=torch.float64, device=device)
+        if (bias := getattr(stack, f"{name}_bias", None)) is None
+        else bias.double()
+        for name, weights in (("gate_up_proj", both), ("down_proj", down))
+    )
     want = torch.zeros(out.shape, dtype=torch.float64, device=device)
     for token in range(_CHECKED):
         for expert, share in zip(index[token].tolist(), shares[token].double(), strict=True):
             first, second = both[expert].double(), down[expert].double()
             first, second = (first.T, second.T) if clamp else (first, second)
-            inner = first @ x[token].double() + (both_bias[expert] if clamp else 0)
+            inner = first @ x[token].double() + both_bias[expert]
             if clamp:
                 alpha, limit = clamp
                 turned, value = inner[::2].clamp(max=limit), inner[1::2].clamp(-limit, limit)
@@ -260,7 +265,7 @@ def check_experts(stack: Any, dtype: torch.dtype, device: torch.device) -> Check
             else:
                 turned, value = inner.chunk(2)
                 inner = functional.silu(turned) * value
-            want[token] += share * (second @ inner + (down_bias[expert] if clamp else 0))
+            want[token] += share * (second @ inner + down_bias[expert])
     return check_against(out, want)
 
 

@@ -12,11 +12,12 @@ of the run. Everything is greedy. The model has to think (a chat template that o
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from benchmarks.engine_parts import text_of
 from benchmarks.results import Clock, Results, parser
 from manyhands import METHODS, Answer, Engine, model_prompts
 from manyhands.errors import InvalidRequest
@@ -48,7 +49,7 @@ class Timed:
     finish_reason: str
 
 
-def timed(story: Iterable[Event | Answer], clock: Any = time.perf_counter) -> Timed:
+def timed(story: Iterable[Event | Answer], clock: Callable[[], float] = time.perf_counter) -> Timed:
     """Listen to a run as it goes on; its answer comes last. A word after the budget counts as none."""
     begun = clock()
     first: tuple[int, float] | None = None
@@ -90,7 +91,8 @@ def main() -> None:
     engine = Engine.load(
         arguments.model, device=arguments.device, backend=arguments.backend, memory_tokens=32768
     )
-    if not engine.text.thinking and not arguments.tiny:
+    text = text_of(engine)
+    if not text.thinking and not arguments.tiny:
         raise InvalidRequest(
             f"the chat template of {arguments.model} opens no thinking; expected a model that thinks",
             hint="Qwen/Qwen3-1.7B is a small one: --model Qwen/Qwen3-1.7B",
@@ -106,7 +108,7 @@ def main() -> None:
                 results.leave_out(f"{name}: {question}", "no time is left")
                 continue
             spec = RunSpec(method, settings, getattr(words, method.prompt), question)
-            run = timed(engine.stream(spec.strategy(engine.text)))
+            run = timed(engine.stream(spec.strategy(text)))
             runs[name].append(run)
             results.add("run", method=name, question=question, **vars(run))
     for name, found in runs.items():

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.engine_parts import executor_of
 from manyhands.attention.attend import LayerCall
 from manyhands.attention.eight_bits import EightBitStore
 from manyhands.attention.reference import ReferenceBackend
@@ -107,11 +108,12 @@ def of_rows(plan: Plan, rows: list[int], most: int = 64) -> tuple[Plan, np.ndarr
 
 def plain(engine: Engine) -> Engine:
     """An engine over the same network and memory that attends in plain torch."""
-    ours = engine.executor
+    ours = executor_of(engine)
     other = Engine(ours.adapter, backend="torch", memory_tokens=engine.pool.page_size)
     other.pool, other.planner = engine.pool, engine.planner
-    other.executor.memory = ours.memory
-    other.executor.passes = Passes(ours.adapter, ours.memory, other.executor.backend)
+    theirs = executor_of(other)
+    theirs.memory = ours.memory
+    theirs.passes = Passes(ours.adapter, ours.memory, theirs.backend)
     return other
 
 
@@ -124,8 +126,8 @@ def check_step(engine: Engine, views: list[View], twins: list[View]) -> Checked:
     """
     ours = engine.forward(Step([Row(view, (1,)) for view in views])).float()
     theirs = plain(engine).forward(Step([Row(view, (1,)) for view in twins])).float()
-    adapter = engine.executor.adapter
-    is_rounded = isinstance(engine.executor.memory.stores[0], EightBitStore)
+    adapter = executor_of(engine).adapter
+    is_rounded = isinstance(executor_of(engine).memory.stores[0], EightBitStore)
     dtype = torch.bfloat16 if is_rounded else adapter.dtype
     return compare(ours[: len(twins)], theirs, dtype, adapter.num_layers)
 

@@ -233,7 +233,15 @@ def _change(then: Result, now: Result) -> str:
 def gpu_tests() -> str:
     """The tests that ran on a GPU, and those that ran under the sanitizer."""
     rows = []
-    tests = ("", "_eight_bits", "_attention", "_draws", "_halved", "_whole", "_few")
+    tests: tuple[str, ...] = (
+        "",
+        "_eight_bits",
+        "_attention",
+        "_draws",
+        "_halved",
+        "_whole",
+        "_few",
+    )
     tests += ("_few_in_eight", "_small_in_eight", "_float16_bound")
     tests += ("_small_mixed", "_specialised_mixed", "_mixed", "_mixed_again", "_recordings")
     names = [f"gpu_tests{part}" for part in tests]

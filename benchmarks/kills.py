@@ -124,7 +124,8 @@ def killed(
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
-    began, moments, asking = time.monotonic(), [], start()
+    began, asking = time.monotonic(), start()
+    moments: list[int] = []
     total = given.read_text().count("\n")
     last = 0
     kill: dict[str, Callable[[random.Random], None]] = {

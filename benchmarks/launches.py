@@ -13,6 +13,7 @@ import argparse
 
 import torch
 from torch import Tensor
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.quantised import load_config
@@ -45,8 +46,7 @@ def count_launches(adapter: ModelAdapter) -> int:
     ) as found:
         adapter.forward(tokens, None, no_attention)
         torch.cuda.synchronize()
-    on_gpu = torch.autograd.DeviceType.CUDA
-    return sum(1 for event in found.events() if event.device_type == on_gpu)
+    return sum(1 for event in found.events() if event.device_type == DeviceType.CUDA)
 
 
 def measure(shape: Shape, fused: bool, device: torch.device) -> dict[str, float]:

@@ -249,7 +249,7 @@ class Life:
         free(self.device)
 
     def _floor(self) -> FloorOf:
-        rows = (1, 4, 16) if self.arguments.tiny else TIMED_ROWS
+        rows: tuple[int, ...] = (1, 4, 16) if self.arguments.tiny else TIMED_ROWS
         if all(situation.history for situation in self.situations):  # no prompts come
             rows = tuple(count for count in rows if count <= _LONE)
         speed = copy_bandwidth(self.device)
@@ -278,7 +278,7 @@ def variants_of(file: Path | None) -> dict[str, Change]:
         return {"": lambda: lambda: None}
     if not file.is_file():
         raise ManyhandsError(f"there is no file {file}, where Python with variants was expected")
-    found = {
+    found: dict[str, Change] = {
         name: each
         for name, each in runpy.run_path(str(file), run_name="variants").items()
         if inspect.isfunction(each)

@@ -57,7 +57,7 @@ class LongHistory:
         self.device = torch.device(arguments.device)
         tiny = arguments.tiny
         self.lengths: tuple[int, ...] = (64, 32) if tiny else LENGTHS
-        self.workers = (2, 4) if tiny else WORKERS
+        self.workers: tuple[int, ...] = (2, 4) if tiny else WORKERS
         self.passes, self.desk = (3, 8) if tiny else (PASSES, DESK)
         shape = TINY if tiny else SHAPES[name]
         positions = max(self.lengths) + 16384  # rotations cost the same wherever a key stands

@@ -316,7 +316,7 @@ def merging(way: Way, asked: Sequences, token: np.ndarray, num_tokens: int) -> P
     return attend
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _merge_kernel(  # type: ignore[no-untyped-def]
     partials,  # [E, H, D]
     lses,  # [E, H], in any order of memory

@@ -75,11 +75,11 @@ def asked(task: str, model: str, method: Words, budgets: str = BUDGETS) -> Line:
     whole = (*first, "--budgets", budgets, "--model", model, "--out", f"{OUT}/{_folder(model)}")
     # Lines of all models meet in one folder, where a label stands for one way of asking.
     small = _without(method, "--repeats", "--concurrency")
-    fixture = ("--source", "fixture") if task.startswith(_OF_FILES) else ()
+    fixture: Words = ("--source", "fixture") if task.startswith(_OF_FILES) else ()
     if task == "needles":
         fixture = ("--sentences", "10", "--count", "2")
     tiny = ("manyhands", "eval", "--task", task, *code, *small, *fixture, "--limit", "1")
-    ends = ("--repeats", "1", "--finisher-tokens", "4", "--reply-tokens", "8")
+    ends: Words = ("--repeats", "1", "--finisher-tokens", "4", "--reply-tokens", "8")
     if "shared_prefix" in method:
         ends = ("--repeats", "1")
     budget = "8" if "," not in budgets else TINY_BUDGETS
@@ -222,8 +222,8 @@ def _pdos() -> Iterator[tuple[str, Shown]]:
     ):
         methods = [(*task[1:], *method, "--concurrency", "1") for method in _PDOS]
         lines = tuple(asked(task[0], QWEN25, method, "2048") for method in methods)
-        votes = () if name == "retrieval" else (judged(QWEN25, "quality", task[0]),)
-        yield f"table-1-{name}", Shown(f"{name}, five methods", (*lines, *votes))
+        graded = () if name == "retrieval" else (judged(QWEN25, "quality", task[0]),)
+        yield f"table-1-{name}", Shown(f"{name}, five methods", (*lines, *graded))
     others = ("Qwen/Qwen2.5-14B-Instruct", "microsoft/Phi-4-mini-instruct")
     two = [
         asked("planning", model, (*method, "--concurrency", "1"), "2048")
@@ -249,7 +249,7 @@ def _hydragen() -> Iterator[tuple[str, Shown]]:
     yield "figure-3-right", Shown("throughput over prefixes", both)
     yield "figure-4", Shown("the op alone, on the GPU that is there", (_GRID,))
     words = ("--model", "01-ai/Yi-6B-200K", "--questions", "64,256,1024")
-    small = ("--sentences", "20", "--shots", "1", "--questions", "4", "--tokens", "4")
+    small: Words = ("--sentences", "20", "--shots", "1", "--questions", "4", "--tokens", "4")
     answers = asked("needles", "01-ai/Yi-6B-200K", ("--shots", "5", *_SHARED), "16")
     yield (
         "figure-5",

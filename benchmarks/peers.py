@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, DynamicCache, StaticCache
 
+from benchmarks.engine_parts import executor_of
 from benchmarks.gate import Checked, compare
 from benchmarks.results import Clock, Results, in_a_line
 from manyhands.attention.rotary import Rope, rotate
@@ -64,7 +65,7 @@ class _Numbers:
 
 def probe(engine: Engine, history: int) -> Probe:
     """Ask the engine, before its network makes room for the peers'."""
-    adapter = engine.executor.adapter
+    adapter = executor_of(engine).adapter
     block = fill(engine, Block("probe"), history, seed=Probe.seed).freeze()
     logits = engine.forward(Step([Row(View([block, Block()]), (_TOKEN,))]))
     numbers = _Numbers(adapter.device, adapter.dtype, adapter.layers)
@@ -117,7 +118,7 @@ def _gate(model: Any, at: Probe) -> Checked:
     for layer, rope in enumerate(at.ropes):
         k, v = made_up(at.numbers, layer, at.history, at.seed)
         k = rotate(k, torch.arange(at.history, device=k.device), rope)
-        cache.update(*(x.transpose(0, 1)[None] for x in (k, v)), layer)
+        cache.update(k.transpose(0, 1)[None], v.transpose(0, 1)[None], layer)
     token = torch.tensor([[_TOKEN]], device=at.numbers.device)
     out = model(input_ids=token, past_key_values=cache, use_cache=True)
     logits = out.logits[:, -1].float().cpu()

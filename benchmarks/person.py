@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from benchmarks.engine_parts import text_of
 from benchmarks.results import Clock, Results, parser
 from manyhands import METHODS, Engine, bundled, model_prompts
 from manyhands.engine.run import Run
@@ -75,14 +76,13 @@ def solved_by_all(engine: Engine, cases: Sequence[Case], workers: int) -> list[C
     settings = TeamSettings(workers=workers, budget=800, end=EndSettings(reply=False))
     words = model_prompts(bundled.path()).team
     spec = RunSpec(METHODS["hogwild"], settings, words, context=engine.facts.max_positions)
-    runs = [
-        engine.submit(spec.asked(case.problems.question).strategy(engine.text)) for case in cases
-    ]
+    text = text_of(engine)
+    runs = [engine.submit(spec.asked(case.problems.question).strategy(text)) for case in cases]
     unsaid = {run: case.words() for run, case in zip(runs, cases, strict=True)}
     while not all(run.done for run in runs):
         for run in [run for run in unsaid if run.num_passes >= AFTER or run.done]:
-            for text in unsaid.pop(run):
-                run.say(Said(text, PERSON))
+            for said in unsaid.pop(run):
+                run.say(Said(said, PERSON))
         assert engine.step() or all(run.done for run in runs), "runs go on as long as one is left"
     return [_came(run, case) for run, case in zip(runs, cases, strict=True)]
 

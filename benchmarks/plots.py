@@ -14,20 +14,20 @@ from benchmarks.performance import PLOTS, cell, result, results
 from benchmarks.shapes import SHAPES
 from benchmarks.tables import needle_pairs
 
-_SETTINGS: dict[str, Any] = {
-    "svg.hashsalt": "manyhands",  # names of elements come from it, not from chance
-    "svg.fonttype": "none",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-}
-
 
 def draw(folder: Path = PLOTS) -> list[Path]:
     """Draw what has been measured."""
     mpl.use("Agg")
-    with mpl.rc_context(_SETTINGS):
+    with mpl.rc_context(
+        {
+            "svg.hashsalt": "manyhands",  # names of elements come from it, not from chance
+            "svg.fonttype": "none",
+            "font.size": 9,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "legend.frameon": False,
+        }
+    ):
         return [
             path
             for path in (_decode(folder), _prefix(folder), _fleet(folder), _needles(folder))

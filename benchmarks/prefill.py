@@ -24,6 +24,7 @@ import torch
 from benchmarks import situations
 from benchmarks.attention import PREFILL_HEADS, Attention, Case
 from benchmarks.decode import each_network, free
+from benchmarks.engine_parts import executor_of
 from benchmarks.gate import Checked, compare, plain
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY, Shape
@@ -115,7 +116,7 @@ def check_prompt(engine: Engine, prompt: tuple[int, ...]) -> Checked:
         each.forward(Step([Row(View([Block()]), prompt)])).float()
         for each in (engine, plain(engine))
     )
-    adapter = engine.executor.adapter
+    adapter = executor_of(engine).adapter
     return compare(ours, theirs, adapter.dtype, adapter.num_layers)
 
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.decode import check_engine_op, each_network, free, how, recording, steady
+from benchmarks.engine_parts import executor_of
 from benchmarks.gate import check_step
 from benchmarks.op_peers import unshared
 from benchmarks.results import Clock, Results, parser
@@ -32,6 +33,7 @@ from manyhands.attention.attend import Backend
 from manyhands.attention.store import LayerStore
 from manyhands.cache.block import Block
 from manyhands.cache.plan import Plan
+from manyhands.cache.planner import Planner
 from manyhands.cache.step import Step
 from manyhands.cache.view import View
 from manyhands.engine.backends import make_passes
@@ -154,7 +156,7 @@ class Prefix:
             self.results.leave_out(f"ceiling of batch {batch}", "the time was over")
             return
         shared = fill(engine, Block("prefix"), self.prefixes[0], seed=0).freeze()
-        executor = engine.executor
+        executor = executor_of(engine)
         silent = no_attention(executor.backend)
         passes = make_passes(executor.adapter, executor.memory, silent, graphs=True)
         with replaced(executor, "passes", passes):
@@ -209,7 +211,7 @@ def no_attention(backend: Backend) -> Backend:
 class Apart:
     """A planner whose plans group nothing: every row reads for itself."""
 
-    def __init__(self, planner: Any) -> None:
+    def __init__(self, planner: Planner) -> None:
         self.planner = planner
 
     def plan(self, step: Step) -> Plan:

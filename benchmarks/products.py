@@ -31,7 +31,8 @@ GATED_TOKENS = (16, 32, 48, 64, 96, 128)
 NAMES = ("qkv", "o", "gate_up", "down", "head")
 _COPIES_BYTES = 3 << 30  # fifty times the second-level cache of an H200
 _CHAIN = 8  # layers
-Product = Callable[[nn.Module, Tensor], Tensor]
+Product = Callable[[SkinnyLinear, Tensor], Tensor]
+_WAYS: dict[str, Product] = {"library": nn.Linear.forward, "ours": SkinnyLinear.forward}
 
 
 class Measurement:
@@ -53,15 +54,11 @@ class Measurement:
         for name, layers in self.products(shape):
             for tokens in TOKENS:
                 x = torch.randn(tokens, layers[0].in_features, device=self.device, dtype=self.dtype)
-                ways: dict[str, Product] = {
-                    "library": nn.Linear.forward,
-                    "ours": SkinnyLinear.forward,
-                }
                 facts = {"model": shape.title, "product": name, "tokens": tokens}
                 if (error := deviation(layers[0], x)) > tolerance(self.dtype):
                     self.results.add("red", **facts, error=error)
                     continue
-                times = {way: self.time(layers, x, call) for way, call in ways.items()}
+                times = {way: self.time(layers, x, call) for way, call in _WAYS.items()}
                 limit = 1e3 * layers[0].weight.nbytes / self.speed
                 us = {f"{way}_us": round(1e3 * ms, 2) for way, ms in times.items()}
                 self.results.add(
@@ -82,7 +79,7 @@ class Measurement:
                 for inputs, _ in sizes
             }
             facts: dict[str, Any] = {"model": shape.title, "tokens": tokens}
-            for way, call in (("library", nn.Linear.forward), ("ours", SkinnyLinear.forward)):
+            for way, call in _WAYS.items():
 
                 def work(call: Product = call, xs: dict[int, Tensor] = xs) -> None:
                     for layer in layers:
@@ -115,7 +112,7 @@ class Measurement:
             self.results.add("gated", **facts, error=error)
             self.clock.say(f"gated, {shape.title}: {facts}")
 
-    def products(self, shape: Shape) -> Iterator[tuple[str, list[Any]]]:
+    def products(self, shape: Shape) -> Iterator[tuple[str, list[SkinnyLinear]]]:
         """Name and copies of every product."""
         sizes = [*shape.products()[:4], shape.products()[-1]]
         for name, size in zip(NAMES, sizes, strict=True):
@@ -125,13 +122,13 @@ class Measurement:
                 layers.append(self.layer(*size))
             yield name, layers
 
-    def layer(self, inputs: int, outputs: int) -> Any:
+    def layer(self, inputs: int, outputs: int) -> SkinnyLinear:
         """A layer with random weights."""
         plain = nn.Linear(inputs, outputs, bias=False, device=self.device, dtype=self.dtype)
         plain.weight.data.normal_(std=inputs**-0.5)
         return SkinnyLinear.of(plain)
 
-    def time(self, layers: list[Any], x: Tensor, call: Product) -> float:
+    def time(self, layers: list[SkinnyLinear], x: Tensor, call: Product) -> float:
         """Milliseconds of one product."""
         with torch.inference_mode():
             return milliseconds(lambda: [call(layer, x) for layer in layers], self.device) / len(
@@ -139,7 +136,7 @@ class Measurement:
             )
 
 
-def _apart(layer: Any, x: Tensor) -> Tensor:
+def _apart(layer: SkinnyLinear, x: Tensor) -> Tensor:
     """The library's product, and the activation behind it."""
     both = nn.Linear.forward(layer, x)
     if not kernels.usable(both):
@@ -150,14 +147,14 @@ def _apart(layer: Any, x: Tensor) -> Tensor:
     return gated(both, "silu")
 
 
-def _together(layer: Any, x: Tensor) -> Tensor:
+def _together(layer: SkinnyLinear, x: Tensor) -> Tensor:
     """Ours; where there is none, the other way."""
-    out: Tensor | None = layer.gated(x, "silu")
+    out = layer.gated(x, "silu")
     return _apart(layer, x) if out is None else out
 
 
 @torch.inference_mode()
-def deviation(layer: Any, x: Tensor) -> float:
+def deviation(layer: SkinnyLinear, x: Tensor) -> float:
     """The worst output against float64, in units of the outputs' spread."""
     exact = x.double() @ layer.weight[:4096].double().t()
     return float((layer(x)[:, :4096].double() - exact).abs().max() / exact.std())

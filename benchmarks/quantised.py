@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.engine_parts import text_of
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY, Shape
 from benchmarks.timing import milliseconds
@@ -31,6 +32,7 @@ from manyhands.model.dummy import dummy_model
 from manyhands.model.loading import load_adapter
 from manyhands.model.quantised.linear import Quantised
 from manyhands.model.quantised.quantise import KINDS, quantise_network
+from manyhands.model.quantised.w4a16 import Int4Linear
 from manyhands.model.self_test import exact_attention
 from manyhands.strategies.settings import EndSettings
 from manyhands.tasks.arithmetic.problem_list import problem_list
@@ -86,10 +88,9 @@ class Measurement:
                     self._product(shape, name, kind, layers, tokens)
 
     def _product(
-        self, shape: Shape, name: str, kind: str, layers: list[nn.Module], tokens: int
+        self, shape: Shape, name: str, kind: str, layers: list[nn.Linear | Quantised], tokens: int
     ) -> None:
-        inputs: Any = layers[0].in_features
-        x = torch.randn(1, tokens, inputs, device=self.device, dtype=self.dtype)
+        x = torch.randn(1, tokens, layers[0].in_features, device=self.device, dtype=self.dtype)
         with torch.inference_mode():
             ms = milliseconds(lambda: [layer(x) for layer in layers], self.device) / len(layers)
         size = num_bytes(layers[0])
@@ -105,20 +106,21 @@ class Measurement:
             floor_us=round(1e3 * floor, 2),
         )
 
-    def _copies(self, kind: str, inputs: int, outputs: int) -> Iterator[nn.Module]:
+    def _copies(self, kind: str, inputs: int, outputs: int) -> Iterator[nn.Linear | Quantised]:
         """As many layers as do not fit the cache together; none if the kind cannot hold them."""
         small = 1 << 12 if self.arguments.tiny else _CACHE_BYTES
         total = 0
         while total < small:
             shell = nn.Linear(inputs, outputs, bias=False, device="meta", dtype=self.dtype)
+            layer: nn.Linear | Quantised
             if kind == "ordinary":
-                layer: Any = shell.to_empty(device=self.device)
-                layer.weight.data.normal_(std=0.02)
+                layer = plain = shell.to_empty(device=self.device)
+                plain.weight.data.normal_(std=0.02)
             elif inputs % 32 or outputs % 16:
                 return
             else:
-                layer = KINDS[kind].empty(shell).to_empty(device=self.device)
-                layer.fill(0.02)
+                layer = quantised = KINDS[kind].empty(shell).to_empty(device=self.device)
+                quantised.fill(0.02)
             total += num_bytes(layer)
             yield layer
 
@@ -127,7 +129,11 @@ class Measurement:
         from manyhands.model.kernels.w4a16 import Tiles, choose_tiles, product
 
         for name, (inputs, outputs) in zip(NAMES, shape.products()[:4], strict=True):
-            layers: list[Any] = list(self._copies("int4", inputs, outputs))
+            layers = [
+                layer
+                for layer in self._copies("int4", inputs, outputs)
+                if isinstance(layer, Int4Linear)
+            ]
             for tokens in TOKENS:
                 x = torch.randn(tokens, inputs, device=self.device, dtype=self.dtype)
                 eights = (1,) if tokens <= 8 else (2,) if tokens <= 16 else (2, 4)
@@ -144,7 +150,7 @@ class Measurement:
                 for tiles in dict.fromkeys([chosen, *grid]):
 
                     def work(
-                        x: Tensor = x, tiles: Tiles = tiles, layers: list[Any] = layers
+                        x: Tensor = x, tiles: Tiles = tiles, layers: list[Int4Linear] = layers
                     ) -> None:
                         for layer in layers:
                             parts = (layer.packed, layer.scales, layer.zeros, None)
@@ -185,12 +191,12 @@ class Measurement:
         config = load_config(shape, min(_LAYERS, shape.num_layers))
         tokens = torch.randint(0, config.vocab_size, (128,), device=self.device)
         for kind in KINDS:
-            networks = [
+            exact, ours = (
                 ModelAdapter(dummy_model(config, device=self.device, dtype=self.dtype))
                 for _ in range(2)
-            ]
-            quantise_network(networks[1].model, kind, self.device)
-            facts = compare(*networks, [tokens])
+            )
+            quantise_network(ours.model, kind, self.device)
+            facts = compare(exact, ours, [tokens])
             self.losses.add(
                 "accuracy", model=f"{shape.title}, {_LAYERS} layers", weights=kind, **facts
             )
@@ -202,8 +208,7 @@ class Lists:
     def __init__(self, loaded: tuple[ModelAdapter, Any], count: int) -> None:
         self.adapter, tokenizer = loaded
         engine = Engine(self.adapter, tokenizer, memory_tokens=1 << 15)
-        words, text = model_prompt(bundled.path()), engine.text
-        assert text is not None
+        words, text = model_prompt(bundled.path()), text_of(engine)
         settings = SoloSettings(budget=1000, end=EndSettings(reply=False))
         asked = [problem_list(random.Random(f"quantised/{n}"), 5, "bare") for n in range(count)]
         answers = engine.run_all([sequential(one.question, text, settings, words) for one in asked])

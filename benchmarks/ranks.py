@@ -156,11 +156,10 @@ def _writes_the_same(world: World, arguments: argparse.Namespace) -> bool:
         torch.manual_seed(0)  # dummy weights are each rank's own, so these are written and read
         with quiet():
             config = transformers.AutoConfig.for_model(**{**TINY.config, "head_dim": 8})
-            build: Any = transformers.AutoModelForCausalLM.from_config
-            build(config).save_pretrained(folder)
+            transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
             words = Tokenizer(WordLevel({"?": 0}, unk_token="?"))
-            wrap: Any = transformers.PreTrainedTokenizerFast
-            wrap(tokenizer_object=words).save_pretrained(folder)
+            wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=words)
+            wrapped.save_pretrained(folder)
         for where in (None, world):
             settings = ModelSettings(
                 folder,

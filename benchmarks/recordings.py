@@ -19,14 +19,15 @@ from unittest.mock import patch
 
 import torch
 
+from benchmarks.engine_parts import executor_of
 from benchmarks.results import Clock, Results, parser
 from benchmarks.step_timeline import ready_engine
 from manyhands.attention.prepared import Capacity
-from manyhands.attention.work import Occupancy, Tiling, cut, power_of_two
+from manyhands.attention.work import Occupancy, Tiling, Work, cut, power_of_two
 from manyhands.cache.plan import Plan
 from manyhands.engine import capacities, graphs
 from manyhands.engine.engine import Engine
-from manyhands.engine.executor import LocalExecutor
+from manyhands.engine.passes import Late
 from manyhands.evaluation.life import LONES, RAGGED, TEAMS, Situation, live, one_team
 
 SITUATIONS: tuple[Situation, ...] = (
@@ -46,10 +47,10 @@ def newest_plan(engine: Engine, situation: Situation) -> Plan:
     found: list[Plan] = []
     pack = graphs._Graph._pack
 
-    def noting(graph: Any, plan: Plan, *rest: Any) -> None:
+    def noting(graph: graphs._Graph, plan: Plan, work: Work, late: Late | None) -> None:
         if plan.num_tokens == plan.num_rows:
             found.append(plan)
-        pack(graph, plan, *rest)
+        pack(graph, plan, work, late)
 
     with patch.object(graphs._Graph, "_pack", noting):
         live(engine, situation, seed=1)
@@ -160,8 +161,7 @@ def main(words: list[str] | None = None) -> None:
     if arguments.tiny:
         situations = [replace(one_team(4, 64, 20, 20), warm_up=1)]
     with ready_engine(arguments, clock) as engine:
-        assert isinstance(engine.executor, LocalExecutor), "it is loaded here"
-        passes = engine.executor.passes
+        passes = executor_of(engine).passes
         assert isinstance(passes, graphs.GraphedPasses), "a GPU has recordings"
         for situation in situations:
             plan = newest_plan(engine, situation)

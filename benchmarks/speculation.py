@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.engine_parts import text_of
 from benchmarks.results import Clock, Results, parser
 from manyhands import METHODS, Engine, bundled, model_prompts
 from manyhands.cache.block import Block
@@ -62,10 +63,9 @@ def method(name: str, **choices: Any) -> Callable[[Engine, int], Sequence[Strate
     settings = about.settings(**choices)
 
     def runs(engine: Engine, count: int) -> Sequence[Strategy]:
-        assert engine.text is not None, "the bundled model has a tokenizer"
         spec = RunSpec(about, settings, words, context=engine.facts.max_positions)
         return [
-            share_prompt(spec.asked(question).strategy(engine.text), engine.prefixes)
+            share_prompt(spec.asked(question).strategy(text_of(engine)), engine.prefixes)
             for question in questions(count)
         ]
 
@@ -76,13 +76,12 @@ def completed(choice: Choice) -> Callable[[Engine, int], Sequence[Strategy]]:
     """The model goes on with a list that stands in its prompt once already."""
 
     def runs(engine: Engine, count: int) -> Sequence[Strategy]:
-        assert engine.text is not None, "the bundled model has a tokenizer"
-        made = []
+        text, made = text_of(engine), []
         for question in questions(count):
-            tokens = engine.text.encode(question)
+            tokens = text.encode(question)
             prompt = Prompt((*tokens, *tokens[: len(tokens) // 4]))
             settings = SharedSettings(max_tokens=96, choice=choice)
-            made.append(shared_prefix([prompt], engine.text, settings, tree=engine.prefixes))
+            made.append(shared_prefix([prompt], text, settings, tree=engine.prefixes))
         return made
 
     return runs
@@ -90,8 +89,8 @@ def completed(choice: Choice) -> Callable[[Engine, int], Sequence[Strategy]]:
 
 def copied(engine: Engine, count: int) -> Sequence[Strategy]:
     """A row that repeats its prompt without a mistake."""
-    assert engine.text is not None, "the bundled model has a tokenizer"
-    return [_copying(engine.text.encode(question)) for question in questions(count)]
+    text = text_of(engine)
+    return [_copying(text.encode(question)) for question in questions(count)]
 
 
 def _copying(text: Sequence[int]) -> Strategy:

@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.engine_parts import executor_of
 from benchmarks.life import MEMORY, itself
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES
@@ -256,7 +257,9 @@ def main(words: list[str] | None = None) -> None:
                 situation = one_team(workers, arguments.history, 40, arguments.passes)
             live(engine, situation, seed=0)
             for kind, row in measured(engine, workers, situation).items():
-                parts = engine.executor.passes.heads.num_parts  # type: ignore[attr-defined]
+                passes = executor_of(engine).passes
+                assert isinstance(passes, graphs.GraphedPasses), "a GPU has recordings"
+                parts = passes.heads.num_parts
                 speed = python_loop_ms()
                 results.add(
                     "timelines",

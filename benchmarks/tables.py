@@ -293,9 +293,9 @@ def grown() -> str:
         [str(count), *(_share_of(lines.get(f"wide {count}, {n}")) for n in teams_of)]
         for count in counts
     ]
-    first = [lines.get(f"wide 12, {n}", {}).get("first_good_budget") for n in (1, 8)]
-    shown = [str(budget) if budget else "not reached" for budget in first]
-    ratio = f", ratio {first[1] / first[0]:.2f}" if all(first) else ""
+    one, eight = (lines.get(f"wide 12, {n}", {}).get("first_good_budget") for n in (1, 8))
+    shown = [str(budget) if budget else "not reached" for budget in (one, eight)]
+    ratio = f", ratio {eight / one:.2f}" if one and eight else ""
     others = [
         [
             name,

@@ -21,6 +21,7 @@ from unittest import mock
 import torch
 
 from benchmarks.decode import free
+from benchmarks.engine_parts import executor_of
 from benchmarks.products import NAMES
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY
@@ -114,7 +115,7 @@ class Tried:
 
     def ms(self) -> float:
         """Milliseconds of a pass with the tiles of now."""
-        forget = getattr(self.engine.executor.passes, "forget", None)
+        forget = getattr(executor_of(self.engine).passes, "forget", None)
         if forget is not None:
             forget()
         views = views_of(seat(self.engine, self.history, WORKERS, 8 if self.tiny else DESK))
@@ -133,7 +134,7 @@ def main(words: list[str] | None = None) -> None:
         minutes = (whole.seconds - whole.spent) / 60 / (len(names) - index)
         tried = Tried(name, arguments, Clock(minutes))
         tried.run()
-        device = tried.engine.executor.adapter.device
+        device = executor_of(tried.engine).adapter.device
         del tried
         free(device)
 

@@ -74,8 +74,7 @@ def network(config: dict[str, Any], device: torch.device, dtype: torch.dtype) ->
     described = AutoConfig.for_model(settings.pop("model_type"), **settings)
     torch.manual_seed(1)
     with device:
-        made: Any = AutoModelForCausalLM
-        return ModelAdapter(made.from_config(described, dtype=dtype))
+        return ModelAdapter(AutoModelForCausalLM.from_config(described, dtype=dtype))
 
 
 def kinds(adapter: ModelAdapter) -> dict[str, dict[str, Any]]:
@@ -154,7 +153,11 @@ def measure(title: str, options: argparse.Namespace, device: torch.device) -> di
         ready = [data[n] for n in range(2)]
         making = (time.monotonic() - began) / 2
         torch.cuda.reset_peak_memory_stats() if device.type == "cuda" else None
-        found: dict[str, float] = timed(lambda n, r=ready: step(r[n % 2]), options.seconds, device)  # type: ignore[misc]
+
+        def one(number: int, ready: list[list[Batch]] = ready) -> int:
+            return step(ready[number % 2])
+
+        found = timed(one, options.seconds, device)
         found["seconds_to_make_a_batch"] = making
         if device.type == "cuda":
             found["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
@@ -177,7 +180,7 @@ def run(
 ) -> dict[str, float]:
     """With batches that processes make meanwhile."""
     count = max(1, (os.cpu_count() or 1) - 1)
-    loader: Any = DataLoader(
+    loader: DataLoader[list[Batch]] = DataLoader(
         data, batch_size=None, sampler=range(10**6), num_workers=count, prefetch_factor=4
     )
     batches = iter(loader)

@@ -129,7 +129,7 @@ def switch_cascade(worker: Any, is_on: bool) -> int:
 def watch_kernels(worker: Any, is_on: bool) -> dict[str, Any]:
     """Begin to note kernels, in the engine's process, or end it: steps, and milliseconds per step of each kernel."""
     import torch
-    from torch.autograd import DeviceType  # type: ignore[attr-defined]
+    from torch._C._autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     runner, is_gpu = worker.model_runner, torch.cuda.is_available()

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.school.recipe import read_recipe
-from manyhands.tasks.arithmetic.problem_list import problem_list
+from manyhands.tasks.arithmetic.problem_list import ListKind, problem_list
 
 VOCABULARY = 1280
 END, USER, TEAM = "<|end|>", "<|user|>", "<|team|>"
@@ -34,7 +34,7 @@ WRITTEN = (
 def corpus(prompt: TeamPrompt, seed: int = 0) -> list[str]:
     """What the model will read and write, in about the right proportions."""
     rng = random.Random(seed)
-    kinds = ("bare", "word", "word")
+    kinds: tuple[ListKind, ...] = ("bare", "word", "word")
     lists = [problem_list(rng, 8, rng.choice(kinds)).question for _ in range(2000)]
     frame = [getattr(prompt, name) for name in prompt.__dataclass_fields__ if name != "names"]
     steps = [prompt.prefix(name, step) for name in prompt.names for step in range(1, 9)]
