@@ -125,6 +125,9 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
     of_prompt = -(-tokens // (large_rows // tiling.group))
     are_usual = tiling.group <= _USUAL_GROUP and tiling.num_kv_heads >= _USUAL_HEADS
     beside = max(16 if are_usual else 64, tiling.num_processors // tiling.num_kv_heads)
+    # Merging looks at as many partials of a token as there may be, so crowds have no more room than they need.
+    unusual = 32 if has_large else 16
+    of_one = 8 if are_usual else unusual
     wide = Capacity(
         tokens=tokens,
         rows=min(tokens, 256),
@@ -133,7 +136,7 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
         small=max(LEAST.small, items, most),
         large=max(LEAST.small, of_prompt + beside) if has_large else 0,
         partials=max(1024, 64 * many, of_splits),
-        most_partials=8 if are_usual and not is_narrow else 32,
+        most_partials=32 if is_narrow else of_one,
         small_rows=small_rows,
         large_rows=large_rows if has_large else 0,
         occupancy=occupancy_of(tiles, tiling) if is_narrow else Occupancy.MANY,
