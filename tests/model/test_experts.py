@@ -314,6 +314,8 @@ def test_stacks_that_do_something_else_are_left_alone() -> None:
         ("num_experts", 3),
         ("is_transposed", True),
         ("act_fn", nn.ReLU()),
+        ("act_fn", nn.Bilinear(2, 2, 2)),  # of both halves at once
+        ("_apply_gate", lambda gate, up: gate * up),
         ("_apply_gate", lambda both: both.chunk(2, dim=-1)[0]),
         *[("_apply_gate", _clamped(limit)) for limit in (0.5, 10.0, 30.0, 1000.0)],
     ):

@@ -32,6 +32,8 @@ _SMALLEST_TILE = 16  # outputs, of a router's product
 _PROBE = 64  # inputs of a probe
 _WEIGHTS = ("gate_up_proj", "down_proj")
 _ARRIVED = "arrived"  # zeros for a router's product, see kernels/skinny.py
+# By a module that needs more than a probe gives it: another kind.
+_NOT_KNOWN = (AttributeError, TypeError, ValueError, RuntimeError)
 _CLAMP = ("alpha", "limit")  # as gpt-oss calls them
 _SCALES = (0.25, 1.0, 4.0, 64.0, 4096.0)  # of a gate's probe, so that limits are met
 
@@ -96,19 +98,25 @@ def gate_of(module: Any) -> tuple[str, tuple[float, float] | None] | None:
     if not all(isinstance(weight, nn.Parameter) and weight.dim() == 3 for weight in weights):
         return None
     facts = {name: getattr(module, name, None) for name in ("has_gate", "has_post_expert_norm")}
-    gated = getattr(module, "_apply_gate", None)
     num_experts = getattr(module, "num_experts", None)
-    if not facts["has_gate"] or facts["has_post_expert_norm"] or gated is None:
+    if not facts["has_gate"] or facts["has_post_expert_norm"]:
         return None
     if num_experts != len(weights[0]):
         return None
+    try:
+        return _gate_by_probe(module)
+    except _NOT_KNOWN:
+        return None
+
+
+def _gate_by_probe(module: Any) -> tuple[str, tuple[float, float] | None] | None:
     form = bool(module.is_transposed), bool(module.is_concatenated)
     probe = torch.randn(len(_SCALES), 2 * _PROBE, generator=torch.Generator().manual_seed(0))
     probe *= torch.tensor(_SCALES)[:, None]
     if form == (False, True):
         name = activation_name(module.act_fn) if hasattr(module, "act_fn") else None
         gate, up = probe.chunk(2, dim=-1)
-        if name is None or not torch.allclose(gated(probe), module.act_fn(gate) * up):
+        if name is None or not torch.allclose(module._apply_gate(probe), module.act_fn(gate) * up):
             return None
         return name, None
     if form == (True, False) and all(
@@ -116,7 +124,7 @@ def gate_of(module: Any) -> tuple[str, tuple[float, float] | None] | None:
     ):
         alpha, limit = (getattr(module, name) for name in _CLAMP)
         gate, up = probe[..., ::2].clamp(max=limit), probe[..., 1::2].clamp(-limit, limit)
-        if torch.allclose(gated(probe), gate * torch.sigmoid(alpha * gate) * (up + 1)):
+        if torch.allclose(module._apply_gate(probe), gate * torch.sigmoid(alpha * gate) * (up + 1)):
             return "silu", (alpha, limit)
     return None
 
@@ -159,8 +167,8 @@ def _routing_of_class(
     try:
         logits, shares, index = probe.train(False)(x)
         half = probe.bfloat16()(x.bfloat16())
-    except (AttributeError, TypeError, ValueError, RuntimeError):
-        return None  # it needs more than that: another kind
+    except _NOT_KNOWN:
+        return None
     if not all(isinstance(each, Tensor) for each in (logits, shares, index)):
         return None
     expected = functional.linear(x, weight, bias)
