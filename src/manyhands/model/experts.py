@@ -2,7 +2,7 @@
 
 A pass of a few tokens needs few of a layer's experts, and the modelling code sorts the tokens, gathers them, multiplies by a
 grouped product made for many and puts everything back: some thirty launches a layer, most of the time of a pass. Up to
-1 024 tokens on a CUDA device, in bfloat16 or float16, our own kernels do it in four or five (`kernels/experts.py`). The weights
+1 024 tokens on a CUDA device, in bfloat16 or float16, our own kernels do it in four to six (`kernels/experts.py`). The weights
 stay where they are; more tokens, and all else, go the way they always went.
 
     stack     the weights of all experts of a layer
