@@ -805,6 +805,30 @@ def test_passes_that_go_on_by_another_recording_turn_to_their_own(
     assert not made
 
 
+def test_a_look_says_nothing_of_other_passes_that_were_begun_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where rows alone have gone on, a team's pass begins before what they want is looked at: it has what it wants."""
+    passes, _ = with_both(monkeypatch)
+    runs, team = rows_alone(16), situations.live_team(16, 1024, 99)[0]
+    found = passes._recorded(runs)
+    assert found is not None
+    passes._newest = found[0], runs
+    with monkeypatch.context() as patch:
+        patch.setattr(graphs, "_follows", lambda plan, last: True)
+        for _ in range(graphs._LOOKED_AT):
+            assert passes._goes_on(runs, runs)
+    assert passes._to_look_at == (runs, None)
+    found = passes._recorded(team)
+    assert found is not None
+    assert found[0] is passes._ahead[16, Wide.SMALL]
+    passes._newest = found[0], team
+    assert passes._is_looked_at
+    passes.meanwhile()
+    assert passes._is_looked_at
+    assert not passes._is_astray
+
+
 @pytest.mark.parametrize("group", [1, 4, 5, 128])
 def test_uncommon_capacities_have_every_kind_of_tiles(group: int) -> None:
     """Each once; also where query heads fill the widest small tile; which kernels they launch: `test_tried_out.py`."""

@@ -6,6 +6,9 @@ The kernels run under Triton's interpreter, in float32, which a GPU leaves to th
 
 from __future__ import annotations
 
+import copy
+import functools
+import pickle
 from typing import Any
 
 import pytest
@@ -22,8 +25,10 @@ from manyhands.model.experts import (
     fuse_experts,
     gate_of,
     hand_over,
+    let_sums_add_experts,
     plain_choice,
     routing_of,
+    usual_of,
 )
 from manyhands.model.fusion import fuse_modules, is_fused
 from manyhands.model.self_test import exact_attention
@@ -139,7 +144,13 @@ def test_sums_add_up_what_experts_give(
 
 
 @on_cpu
-@pytest.mark.parametrize("change", ["scaled", "another order", "a bias of its own"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        *("scaled", "scaled in place", "shares scaled in place", "inputs scaled in place"),
+        *("another order", "a bias of its own"),
+    ],
+)
 def test_blocks_that_do_more_do_not_hand_over(change: str) -> None:
     """Found by a pass of a network of the same kind."""
     model: Any = ZOO["qwen3_moe"]().eval()
@@ -153,11 +164,17 @@ def test_blocks_that_do_more_do_not_hand_over(change: str) -> None:
     router, stack = block.gate, block.experts
 
     def other(x: Tensor) -> Tensor:
+        if change == "inputs scaled in place":
+            x *= 2
         flat = x.reshape(-1, x.shape[-1])
         _, shares, index = router(flat)
         if change == "another order":
             index, shares = index.flip(1), shares.flip(1)
+        if change == "shares scaled in place":
+            shares *= 2
         out = stack(flat, index, shares)
+        if change == "scaled in place":
+            out *= 2
         return (2 * out if change == "scaled" else out).view(x.shape)
 
     block.forward = other
@@ -182,12 +199,12 @@ def test_what_is_reported() -> None:
         adapter.model.save_pretrained("nowhere")
 
 
-def _router(kind: str = "TopKRouter", **facts: Any) -> Any:
-    """A router of Qwen3's kind, of which the test changes something."""
-    model: Any = ZOO["qwen3_moe"]()
+def _router(kind: str = "TopKRouter", name: str = "qwen3_moe", **facts: Any) -> Any:
+    """A router of Qwen3's or another kind, of which the test changes something."""
+    model: Any = ZOO[name]()
     found = next(each for each in model.modules() if type(each).__name__.endswith(kind))
-    for name, fact in facts.items():
-        setattr(found, name, fact)
+    for fact in facts:
+        setattr(found, fact, facts[fact])
     return found
 
 
@@ -204,9 +221,87 @@ def test_routers_that_do_something_else_are_left_alone() -> None:
     assert routing_of(nn.Linear(64, 4)) is None
 
 
+def test_routers_with_logits_in_float32() -> None:
+    """In 16 bits, logits of deepseek are made in float32, and those of others are rounded as their inputs are."""
+    wide = {
+        name: bool(found and found.is_wide)
+        for name in sorted(BY_SOFTMAX)
+        for found in [routing_of(_router("Router", name=name))]
+    }
+    assert [name for name, is_wide in wide.items() if is_wide] == ["deepseek_v2"]
+
+
+@on_cpu
+@pytest.mark.parametrize("name", ["deepseek_v2", "qwen3_moe", "granitemoe"])
+@pytest.mark.parametrize("tokens", [5, 70])
+def test_routers_choose_by_logits_as_exact_as_the_modelling_code_does(
+    name: str, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model: Any = ZOO[name]().eval().bfloat16()
+    router = next(each for each in model.modules() if routing_of(each) is not None)
+    with torch.no_grad():
+        router.weight.copy_(torch.randn(router.weight.shape))
+        x = torch.randn(tokens, router.weight.shape[1]).bfloat16()
+        _, shares, index = router(x)
+        shares, order = shares.sort(-1, descending=True)
+        fuse_experts(model)
+        monkeypatch.setattr(kernels, "usable", lambda x: True)
+        _, ours, which = router(x)
+    assert ours.dtype == shares.dtype
+    error = 1e-5 if shares.dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(ours, shares, rtol=error, atol=error / 10)
+    if name == "deepseek_v2":
+        assert torch.equal(which, index.gather(-1, order))
+
+
+def test_modules_that_were_given_another_forward_keep_it() -> None:
+    model: Any = ZOO["qwen3_moe"]()
+    given = {}
+    for module in model.modules():
+        if _is_stack(module) or routing_of(module) is not None:
+            given[module] = module.forward = functools.partial(type(module).forward, module)
+    assert fuse_experts(model) == (0, 0)
+    for module, forward in given.items():
+        assert module.forward is forward
+    fresh: Any = ZOO["qwen3_moe"]()
+    block = fresh.base_model.layers[0].mlp
+    assert fuse_experts(fresh) == (len(given) // 2, len(given) // 2)
+    assert fuse_experts(fresh) == (0, 0)
+    block.forward = forward
+    let_sums_add_experts(fresh.base_model.layers)
+    assert block.forward is forward
+    assert are_fused(fresh.base_model.layers[1].mlp)
+
+
+@on_cpu
+def test_a_copy_of_a_network_computes_with_its_own_weights() -> None:
+    model: Any = ZOO["qwen3_moe"]().eval()
+    fuse_experts(model)
+    let_sums_add_experts(model.base_model.layers[:1])
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        of_its_own = set(copied.modules())
+        for module in filter(are_fused, of_its_own):
+            held = [each for each in module.forward.args if isinstance(each, nn.Module)]
+            assert held
+            assert of_its_own.issuperset(held)
+            usual: Any = usual_of(module)
+            assert usual.__self__ is module
+
+
 def _scaled(self: Any, x: Tensor) -> Any:
     logits, shares, index = super(type(self), self).forward(x)
     return logits, 2 * shares, index
+
+
+def _clamped(limit: float) -> Any:
+    """The gate of a stack between limits, in two halves, as deepseek_v4 has it."""
+
+    def gate(both: Tensor) -> Tensor:
+        gates, values = both.chunk(2, dim=-1)
+        return nn.functional.silu(gates.clamp(max=limit)) * values.clamp(-limit, limit)
+
+    return gate
 
 
 def test_stacks_that_do_something_else_are_left_alone() -> None:
@@ -219,7 +314,10 @@ def test_stacks_that_do_something_else_are_left_alone() -> None:
         ("num_experts", 3),
         ("is_transposed", True),
         ("act_fn", nn.ReLU()),
+        ("act_fn", nn.Bilinear(2, 2, 2)),  # of both halves at once
+        ("_apply_gate", lambda gate, up: gate * up),
         ("_apply_gate", lambda both: both.chunk(2, dim=-1)[0]),
+        *[("_apply_gate", _clamped(limit)) for limit in (0.5, 10.0, 30.0, 1000.0)],
     ):
         kept = getattr(stack, name)
         setattr(stack, name, fact)

@@ -387,7 +387,8 @@ class GraphedPasses(Passes):
         self._note(plan, capacity)
         self._look_at(plan, work)
         is_served_well = self._is_served_well(plan, work)
-        if stretches is None and is_served_well:
+        # The next pass may have begun already, and by a recording of its own: nothing is said of that.
+        if stretches is None and is_served_well and self._going_on:
             self._is_looked_at = False
             self._is_astray = self._goes_by_another(plan, work)
         wants_own = not is_served_well and self._seen[capacity] >= _VERY_OFTEN

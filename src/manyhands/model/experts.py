@@ -2,7 +2,7 @@
 
 A pass of a few tokens needs few of a layer's experts, and the modelling code sorts the tokens, gathers them, multiplies by a
 grouped product made for many and puts everything back: some thirty launches a layer, most of the time of a pass. Up to
-1 024 tokens on a CUDA device, in bfloat16 or float16, our own kernels do it in four or five (`kernels/experts.py`). The weights
+1 024 tokens on a CUDA device, in bfloat16 or float16, our own kernels do it in four to six (`kernels/experts.py`). The weights
 stay where they are; more tokens, and all else, go the way they always went.
 
     stack     the weights of all experts of a layer
@@ -10,7 +10,7 @@ stay where they are; more tokens, and all else, go the way they always went.
     block     a router and its stack and nothing else: the residual sum behind it adds up what the experts give
 
 All three are recognised by what they compute, on a small probe of the same class. What computes something else (routers that
-choose by groups, experts with a norm of their own) is left alone.
+choose by groups, experts with a norm of their own) is left alone. Logits that the modelling code makes in float32 are made so here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ _SMALLEST_TILE = 16  # outputs, of a router's product
 _PROBE = 64  # inputs of a probe
 _WEIGHTS = ("gate_up_proj", "down_proj")
 _ARRIVED = "arrived"  # zeros for a router's product, see kernels/skinny.py
+# By a module that needs more than a probe gives it: another kind.
+_NOT_KNOWN = (AttributeError, TypeError, ValueError, RuntimeError)
 _CLAMP = ("alpha", "limit")  # as gpt-oss calls them
+_SCALES = (0.25, 1.0, 4.0, 64.0, 4096.0)  # of a gate's probe, so that limits are met
 
 
 class Routing(NamedTuple):
@@ -41,6 +44,7 @@ class Routing(NamedTuple):
     chosen: int  # experts of a token
     even: bool  # whether the shares of these are made to add up to 1, as those of a softmax over these alone do
     dtype: torch.dtype | None  # of the shares; None: that of the inputs
+    is_wide: bool = False  # whether logits are made in float32, of inputs of 16 bits, too
 
 
 def fuse_experts(model: nn.Module) -> tuple[int, int]:
@@ -48,6 +52,8 @@ def fuse_experts(model: nn.Module) -> tuple[int, int]:
     stacks = routers = 0
     for module in model.modules():
         own: Any = module
+        if "forward" in vars(own):
+            continue  # it was given another, and what that computes is not known
         if (gate := gate_of(own)) is not None:
             own.forward = functools.partial(_experts, own, own.forward, gate)
             stacks += 1
@@ -63,6 +69,8 @@ def fuse_experts(model: nn.Module) -> tuple[int, int]:
 def let_sums_add_experts(layers: Iterable[Any]) -> None:
     """Let blocks that are a router and its stack, both with their faster way, give what each expert gives to the sum behind them."""
     for layer in layers:
+        if "forward" in vars(layer.mlp):
+            continue
         if (found := block_of(layer.mlp)) is not None and all(map(are_fused, found)):
             layer.mlp.forward = functools.partial(_block, layer.mlp, layer.mlp.forward, *found)
 
@@ -90,18 +98,25 @@ def gate_of(module: Any) -> tuple[str, tuple[float, float] | None] | None:
     if not all(isinstance(weight, nn.Parameter) and weight.dim() == 3 for weight in weights):
         return None
     facts = {name: getattr(module, name, None) for name in ("has_gate", "has_post_expert_norm")}
-    gated = getattr(module, "_apply_gate", None)
     num_experts = getattr(module, "num_experts", None)
-    if not facts["has_gate"] or facts["has_post_expert_norm"] or gated is None:
+    if not facts["has_gate"] or facts["has_post_expert_norm"]:
         return None
     if num_experts != len(weights[0]):
         return None
+    try:
+        return _gate_by_probe(module)
+    except _NOT_KNOWN:
+        return None
+
+
+def _gate_by_probe(module: Any) -> tuple[str, tuple[float, float] | None] | None:
     form = bool(module.is_transposed), bool(module.is_concatenated)
-    probe = 4 * torch.randn(5, 2 * _PROBE, generator=torch.Generator().manual_seed(0))
+    probe = torch.randn(len(_SCALES), 2 * _PROBE, generator=torch.Generator().manual_seed(0))
+    probe *= torch.tensor(_SCALES)[:, None]
     if form == (False, True):
         name = activation_name(module.act_fn) if hasattr(module, "act_fn") else None
         gate, up = probe.chunk(2, dim=-1)
-        if name is None or not torch.allclose(gated(probe), module.act_fn(gate) * up):
+        if name is None or not torch.allclose(module._apply_gate(probe), module.act_fn(gate) * up):
             return None
         return name, None
     if form == (True, False) and all(
@@ -109,7 +124,7 @@ def gate_of(module: Any) -> tuple[str, tuple[float, float] | None] | None:
     ):
         alpha, limit = (getattr(module, name) for name in _CLAMP)
         gate, up = probe[..., ::2].clamp(max=limit), probe[..., 1::2].clamp(-limit, limit)
-        if torch.allclose(gated(probe), gate * torch.sigmoid(alpha * gate) * (up + 1)):
+        if torch.allclose(module._apply_gate(probe), gate * torch.sigmoid(alpha * gate) * (up + 1)):
             return "silu", (alpha, limit)
     return None
 
@@ -152,8 +167,8 @@ def _routing_of_class(
     try:
         logits, shares, index = probe.train(False)(x)
         half = probe.bfloat16()(x.bfloat16())
-    except (AttributeError, TypeError, ValueError, RuntimeError):
-        return None  # it needs more than that: another kind
+    except _NOT_KNOWN:
+        return None
     if not all(isinstance(each, Tensor) for each in (logits, shares, index)):
         return None
     expected = functional.linear(x, weight, bias)
@@ -163,10 +178,11 @@ def _routing_of_class(
     if shares.shape != (len(x), chosen) or index.shape != (len(x), chosen):
         return None
     dtype = None if half[1].dtype == torch.bfloat16 else half[1].dtype
+    is_wide = not torch.equal(half[0].float(), half[0].bfloat16().float())
     for even in (True, False):
         ours, ourselves = plain_choice(expected, Routing(chosen, even, torch.float32))
         if torch.equal(ourselves, index) and torch.allclose(ours, shares.float(), atol=1e-6):
-            return Routing(chosen, even, dtype)
+            return Routing(chosen, even, dtype, is_wide)
     return None
 
 
@@ -199,11 +215,16 @@ def hand_over(model: Any, run: Callable[[], Any]) -> bool:
 def _watch(mlp: Any, router: Any, stack: Any, seen: list[bool]) -> None:
     given: dict[str, Any] = {}
 
+    def began(module: nn.Module, args: Any) -> None:
+        given["block"] = _copies(args)
+
     def chose(module: nn.Module, args: Any, out: Any) -> None:
         given["router"] = args, out
+        given["choice"] = _copies((args[0], *out[1:]))
 
     def gave(module: nn.Module, args: Any, out: Any) -> None:
         given["stack"] = args, out
+        given["gift"] = _copies((*args, out))
 
     def ended(module: nn.Module, args: Any, out: Any) -> None:
         (asked, (_, shares, index)), (fed, made) = given["router"], given["stack"]
@@ -211,11 +232,24 @@ def _watch(mlp: Any, router: Any, stack: Any, seen: list[bool]) -> None:
         is_whole = out.data_ptr() == made.data_ptr() and out.numel() == made.numel()
         is_alike = fed[1] is index and fed[2] is shares
         are_inputs = all(each[0].data_ptr() == args[0].data_ptr() for each in (asked, fed))
-        seen.append(is_whole and is_alike and are_inputs and len(args) == len(asked) == 1)
+        # Changed in place they would be the same tensors still.
+        x, its_index, its_shares, gift = given["gift"]
+        then = [given["block"][0], given["choice"][0], *given["choice"][1:], gift]
+        now = [x, x, its_shares, its_index, out]
+        are_kept = all(
+            torch.equal(old.flatten(), new.flatten()) for old, new in zip(then, now, strict=True)
+        )
+        is_alone = len(args) == len(asked) == 1
+        seen.append(is_whole and is_alike and are_inputs and is_alone and are_kept)
 
+    mlp.register_forward_pre_hook(began)
     router.register_forward_hook(chose)
     stack.register_forward_hook(gave)
     mlp.register_forward_hook(ended)
+
+
+def _copies(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return [each.clone() for each in tensors]
 
 
 def plain_choice(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
@@ -298,11 +332,15 @@ def _route(
     if len(x) > own.MOST_TOKENS or is_large:
         return usual(hidden_states)
     bias = getattr(router, "bias", None)
-    if len(x) <= skinny.MOST_TOKENS:
+    if routing.is_wide:
+        wide = None if bias is None else bias.float()
+        logits = functional.linear(x.float(), router.weight.float(), wide)
+    elif len(x) <= skinny.MOST_TOKENS:
         logits = skinny.product(x, router.weight, bias, router.arrived)
     else:
         logits = functional.linear(x, router.weight, bias)
-    shares, index = own.choose(logits, routing.chosen, even=routing.even, dtype=routing.dtype)
+    dtype = routing.dtype or x.dtype
+    shares, index = own.choose(logits, routing.chosen, even=routing.even, dtype=dtype)
     return logits, shares, index
 
 
