@@ -790,13 +790,28 @@ def test_choice_of_experts(num_experts: int, chosen: int, even: bool) -> None:
     assert half.dtype == torch.float32
 
 
+def test_experts_that_a_token_has_twice_are_in_no_other_list() -> None:
+    index = torch.tensor([[3, 3], [0, 1]], device=DEVICE).repeat(20, 1)
+    pairs, counts = experts._lists(index, 5)
+    assert counts.tolist() == [20, 20, 0, 40, 0]
+    assert pairs[0, :20].tolist() == [2 * (2 * each + 1) for each in range(20)]
+    crowded = torch.full((40, 2), 2, device=DEVICE)
+    crowded[:5, 0] = 3
+    pairs, counts = experts._lists(crowded, 5)
+    assert counts.tolist() == [0, 0, 40, 5, 0]
+    assert pairs[3, :5].tolist() == [0, 2, 4, 6, 8]
+
+
 def test_a_token_without_sound_numbers_is_alone_with_them() -> None:
     """It gets experts that are there, since a weight elsewhere would end the process, and the others get what they get."""
     logits = _normal(3, 12)
     expected = experts.choose(logits, 3)
-    logits[1] = float("nan")
+    logits[1, 4] = float("nan")
+    assert experts.choose(logits, 3, even=False)[0][1].isnan().all()
     shares, index = experts.choose(logits, 3)
+    assert shares[1].isnan().all()
     assert 0 <= int(index.min()) <= int(index.max()) < 12
+    assert len(set(index[1].tolist())) == 3
     for ours, theirs in ((shares, expected[0]), (index, expected[1])):
         assert torch.equal(ours[::2], theirs[::2])
     stack = _stack(experts.ExpertGate(), (12, 64, 32, 64), torch.float16, biased=False)

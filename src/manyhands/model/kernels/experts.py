@@ -16,7 +16,7 @@ Programs whose expert was chosen by no token end at once. The launches:
     down          the outputs of each, weighed
     add up        their sum for every token, in the order of its experts
 
-Sums do not depend on which tokens are beside a token, and repeat. What every expert gives is weighed and added up in float32; the
+Sums do not depend on which tokens are beside a token, as long as they are as many, and repeat. What every expert gives is weighed and added up in float32; the
 modelling code rounds it twice before.
 
     T  tokens      E  experts      C  experts of a token      K  inputs      F  width inside an expert      N  outputs
@@ -93,16 +93,20 @@ def _choose(
     take_over(OVERLAP)
     found = tl.load(logits + token * E + e, mask=e < E, other=-1e30).to(tl.float32)
     found = tl.exp(found - tl.max(found))
-    found = tl.where(e < E, found / tl.sum(found), -1.0)
+    whole = tl.sum(found)
+    # Of numbers that are none, the first experts are taken, each once, and shares that are none either.
+    is_sound = whole == whole
+    found = tl.where(e < E, tl.where(is_sound, found / whole, 0.0), -1.0)
     chosen = tl.zeros((PLACES,), dtype=tl.float32)
     where = tl.zeros((PLACES,), dtype=tl.int32)
     for number in tl.static_range(C):
-        best = tl.minimum(tl.argmax(found, 0), E - 1)  # of numbers that are none, one that is there
+        best = tl.argmax(found, 0)
         chosen = tl.where(place == number, tl.max(found), chosen)
         where = tl.where(place == number, best, where)
         found = tl.where(e == best, -1.0, found)
     if EVEN:
-        chosen /= tl.sum(chosen)
+        chosen /= tl.where(is_sound, tl.sum(chosen), 1.0)
+    chosen = tl.where(is_sound, chosen, whole)
     at = token * C + place
     tl.store(shares + at, chosen.to(shares.dtype.element_ty), mask=place < C)
     tl.store(index + at, where.to(index.dtype.element_ty), mask=place < C)
@@ -124,8 +128,9 @@ def _list(
     take_over(OVERLAP)
     is_its = tl.load(index + pair, mask=pair < T * C, other=-1) == expert
     behind = tl.cumsum(is_its.to(tl.int32), 0)
-    tl.store(pairs + expert * T + behind - 1, pair, mask=is_its)
-    tl.store(counts + expert, tl.max(behind))
+    # An expert that a token has twice would be another one's list.
+    tl.store(pairs + expert * T + behind - 1, pair, mask=is_its & (behind <= T))
+    tl.store(counts + expert, tl.minimum(tl.max(behind), T))
 
 
 @triton.jit
