@@ -200,7 +200,7 @@ class _Reach:
         return self.reason
 
     def forget(self) -> None:
-        """Somebody is told that it cannot be reached, and may mend that: the next question looks again."""
+        """The next question looks again: a user who was told that the hub cannot be reached may have mended it."""
         with self._one_thread:
             self.asked = float("-inf")
 

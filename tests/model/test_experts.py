@@ -101,7 +101,7 @@ def test_networks(name: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> No
         own, "experts", lambda *given, **how: calls.append(1) or made(*given, **how)
     )  # type: ignore[func-returns-value]
     monkeypatch.setattr(kernels, "usable", lambda x: True)
-    monkeypatch.setattr(experts, "_DTYPES", (torch.float32,))
+    monkeypatch.setattr(experts, "DTYPES", (torch.float32,))
     ours = _logits(adapter, tokens)
     assert len(calls) == stacks
     assert float((ours - expected).abs().max() / expected.abs().max()) < 1e-5
@@ -134,7 +134,7 @@ def test_sums_add_up_what_experts_give(
 
     monkeypatch.setattr(own, "experts", noted)
     monkeypatch.setattr(kernels, "usable", lambda x: True)
-    monkeypatch.setattr(experts, "_DTYPES", (torch.float32,))
+    monkeypatch.setattr(experts, "DTYPES", (torch.float32,))
     ours = _logits(adapter, tokens)
     assert parts == [name in HANDED_OVER] * report.experts
     assert float((ours - expected).abs().max() / expected.abs().max()) < 1e-4

@@ -122,9 +122,8 @@ class GraphedPasses(Passes):
         self._seen: Counter[Capacity] = Counter()
         self._num_passed = 0  # passes that count, since the counts were halved
         self._kinds: Counter[_Kind] = Counter()  # of plans that wide recordings serve
-        self._meant_for: dict[
-            _Kind, Wide
-        ] = {}  # the wide recording for the newest of a kind that was looked at
+        # The wide recording for the newest plan of a kind that was looked at.
+        self._meant_for: dict[_Kind, Wide] = {}
         self._kinds_with_own: set[_Kind] = set()
         self._kinds_due: set[_Kind] = set()  # the next plan of these may be recorded
         self._to_look_at: tuple[Plan, Stretches | None] | None = None  # while the device works

@@ -25,10 +25,8 @@ from torch.nn import functional
 
 from manyhands.model import kernels
 from manyhands.model.layers import activation_name
+from manyhands.model.skinny import ALIGNED, DTYPES, SMALLEST_TILE
 
-_DTYPES = (torch.bfloat16, torch.float16)
-_ALIGNED = 8  # numbers: rows of a weight begin at multiples of 16 bytes
-_SMALLEST_TILE = 16  # outputs, of a router's product
 _PROBE = 64  # inputs of a probe
 _WEIGHTS = ("gate_up_proj", "down_proj")
 _ARRIVED = "arrived"  # zeros for a router's product, see kernels/skinny.py
@@ -58,7 +56,7 @@ def fuse_experts(model: nn.Module) -> tuple[int, int]:
             own.forward = functools.partial(_experts, own, own.forward, gate)
             stacks += 1
         elif (routing := routing_of(own)) is not None:
-            tiles = len(own.weight) // _SMALLEST_TILE + 1
+            tiles = len(own.weight) // SMALLEST_TILE + 1
             zeros = torch.zeros(tiles, dtype=torch.int32, device=own.weight.device)
             own.register_buffer(_ARRIVED, zeros, persistent=False)
             own.forward = functools.partial(_route, own, own.forward, routing)
@@ -136,7 +134,7 @@ def routing_of(module: Any) -> Routing | None:
     weight: Any = getattr(module, "weight", None)
     if own not in ({"weight"}, {"weight", "bias"}) or held or "Router" not in type(module).__name__:
         return None
-    if weight.dim() != 2 or weight.shape[1] % _ALIGNED:
+    if weight.dim() != 2 or weight.shape[1] % ALIGNED:
         return None
     plain = {
         name: fact for name, fact in vars(module).items() if isinstance(fact, int | float | str)
@@ -346,5 +344,5 @@ def _route(
 
 def _is_for(x: Tensor, *weights: Tensor) -> bool:
     """Whether our kernels know the dtype, the device and how the weights lie."""
-    is_known = x.dim() == 2 and x.dtype in _DTYPES and kernels.usable(x)
+    is_known = x.dim() == 2 and x.dtype in DTYPES and kernels.usable(x)
     return is_known and all(each.dtype == x.dtype and each.is_contiguous() for each in weights)

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from manyhands.attention.launches import has_gluon
 from manyhands.model import kernels
 
-_ALIGNED = 8  # numbers: rows of a weight begin at multiples of 16 bytes
-_SMALLEST_TILE = 16  # outputs
-_DTYPES = (torch.bfloat16, torch.float16)
+ALIGNED = 8  # numbers: rows of a weight begin at multiples of 16 bytes
+SMALLEST_TILE = 16  # outputs
+DTYPES = (torch.bfloat16, torch.float16)
 
 
 class SkinnyLinear(nn.Linear):
@@ -33,7 +33,7 @@ class SkinnyLinear(nn.Linear):
         own = cls(1, 1, bias=False, device="meta")
         own.in_features, own.out_features = linear.in_features, linear.out_features
         own.weight, own.bias = linear.weight, linear.bias
-        tiles = linear.out_features // _SMALLEST_TILE + 1
+        tiles = linear.out_features // SMALLEST_TILE + 1
         zeros = torch.zeros(tiles, dtype=torch.int32, device=linear.weight.device)
         own.register_buffer("arrived", zeros, persistent=False)
         return own
@@ -98,7 +98,7 @@ class SkinnyLinear(nn.Linear):
 
     def _is_known(self, x: Tensor) -> bool:
         """Whether our kernels know the dtype, the device and how the weight lies."""
-        is_known = x.dtype in _DTYPES and x.dtype == self.weight.dtype
+        is_known = x.dtype in DTYPES and x.dtype == self.weight.dtype
         return is_known and self.weight.is_contiguous() and kernels.usable(x)
 
     def _skinny(self, x: Tensor, activation: str | None) -> Tensor:
@@ -113,7 +113,7 @@ def fuse_linears(model: nn.Module) -> int:
     count = 0
     for holder in list(model.modules()):
         for name, child in list(holder.named_children()):
-            if type(child) is nn.Linear and child.in_features % _ALIGNED == 0:
+            if type(child) is nn.Linear and child.in_features % ALIGNED == 0:
                 setattr(holder, name, SkinnyLinear.of(child))
                 count += 1
     return count

@@ -199,7 +199,7 @@ class _Server(uvicorn.Server):
         await self._answered()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close; where somebody was too impatient for uvicorn to let the application end, let it."""
+        """Close; a second signal keeps uvicorn from letting the application end, so that is done here."""
         await super().shutdown(sockets)
         if self.force_exit:
             await self.lifespan.shutdown()

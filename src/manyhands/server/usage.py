@@ -42,7 +42,7 @@ def usage_of(asked: Asked, answer: Answer | None, handle: Handle) -> dict[str, A
 
 
 def prompt_tokens_of(asked: Asked, answer: Answer | None) -> int:
-    """The tokens of a run's prompts. Those of a method have its rules in them, once there is an answer."""
+    """The tokens of a run's prompts; a method's prompt has its rules in it, once there is an answer."""
     told = 0 if answer is None else sum(answer.prompt_tokens)
     return told or asked.num_prompt_tokens
 
