@@ -107,7 +107,8 @@ class Experts(Decode):
             if wanted is not None and rows not in wanted:
                 continue
             if self.clock.allows(3):
-                found[rows] = work(engine, history, rows)
+                with self.results.surviving(f"{rows} rows, {work.__name__.strip('_')}"):
+                    found[rows] = work(engine, history, rows)
                 self.clock.say(f"{work.__name__.strip('_')}, {rows} rows")
             else:
                 self.results.leave_out(f"{rows} rows, {work.__name__.strip('_')}", "no time")
@@ -136,6 +137,7 @@ class Experts(Decode):
         if not (step.is_green and op.is_green):
             self.results.add("red", rows=rows, gate=gate)
             return None
+        del views, twins  # their pages are wanted
         self._timed(engine, history, rows)
         read = float(self.watch.read.sum() / self.watch.passes.sum())
         return gate, read, in_use
