@@ -172,9 +172,10 @@ def columns_of(
 
 @triton.jit
 def clamped(gate, up, alpha, limit):
-    """The gate of gpt-oss between two products."""
-    gate = tl.minimum(gate, limit)
-    up = tl.minimum(tl.maximum(up, -limit), limit)
+    """The gate of gpt-oss between two products. Bounds leave a number that is none what it is, as torch's do."""
+    ALL: tl.constexpr = tl.PropagateNan.ALL
+    gate = tl.minimum(gate, limit, propagate_nan=ALL)
+    up = tl.minimum(tl.maximum(up, -limit, propagate_nan=ALL), limit, propagate_nan=ALL)
     return gate * tl.sigmoid(gate * alpha) * (up + 1.0)
 
 
@@ -455,7 +456,7 @@ def experts(
 
 
 def add_up(parts: Tensor, out: Tensor) -> Tensor:
-    """What the experts of each token give [C, T, N], in float32, added up in their order into out [T, N]."""
+    """Sums, into out [T, N], of what the experts of each token give: parts [C, T, N] in float32, added in their order."""
     chosen, tokens, outputs = parts.shape
     kernel: Any = _add_up
     kernel[(tokens, triton.cdiv(outputs, _SUMS))](

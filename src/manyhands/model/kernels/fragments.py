@@ -1,4 +1,4 @@
-"""What a thread of a warp holds of a product: words of two numbers each, as tensor cores want them from it.
+"""The share of a product that a thread of a warp holds: words of two numbers each, as tensor cores want them from it.
 
 A product of 16 outputs by 16 inputs by 8 tokens is one statement of assembly for a warp, and fixes which of its numbers each
 of 32 threads holds. All operands are tensors [threads, 4], of which Triton gives every thread a row:

@@ -34,7 +34,6 @@ from torch import Tensor
 from manyhands.attention.kernels.overlap import launch_options, take_over
 from manyhands.model.kernels.experts import (
     MOST_CHOSEN,
-    MOST_LOOKED_UP,
     MOST_TOKENS,
     ExpertGate,
     add_up,
@@ -63,7 +62,7 @@ def _unpack_assembly() -> str:
                 if i == 3:
                     number, sign = ("shr.u32", 5), 5
                 lines += [
-                    "{} part, {}, {};".format(number[0], source, number[1]),
+                    f"{number[0]} part, {source}, {number[1]};",
                     "and.b32 part, part, 0x01C001C0;",
                     f"shl.b32 moved, {source}, {sign};",
                     # 0xEA is (a & b) | c.
@@ -95,7 +94,11 @@ class Tiles:
         return self.pairs * self.row_warps
 
 
-_FEW = Tiles()
+# The fastest ones on an H200 (benchmarks/results/mxfp4_tiles.json).
+_MOST_LOOKED_UP = 8  # tokens: one eight of columns
+_SINGLE = Tiles(row_warps=2, input_warps=2, span=4), Tiles(span=4)
+_FEW = Tiles(row_warps=2, input_warps=2, span=3)
+_LISTED = Tiles(row_warps=2, input_warps=2)
 _MANY = Tiles(row_warps=4, input_warps=1)
 
 
@@ -148,7 +151,7 @@ def _words(at, left, SPAN: tl.constexpr, PAIRS: tl.constexpr):
     for step in tl.static_range(SPAN):
         for p in tl.static_range(PAIRS):
             here = at + (step * 256 + p * 128)
-            # What stands for a step that is not there does not matter: its factors are 0.
+            # A step that is not there may have any words: its factors are 0.
             words = words + (tl.load(here, mask=step < left, eviction_policy="evict_first"),)
     return words
 
@@ -191,7 +194,7 @@ def _summed(a, b, ROW_WARPS: tl.constexpr, INPUT_WARPS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=("T",))
-def _product(
+def _mxfp4_product(
     x,  # [T, K / 2] int32, of two numbers each; or, of every pair, [T, C, K / 2]
     packed,
     factors_of,
@@ -355,14 +358,14 @@ def experts(
         return out
     x, index, shares = x.contiguous(), index.contiguous(), shares.contiguous()
     inner = x.new_empty(tokens, chosen, width)
-    listed = tokens > MOST_LOOKED_UP
+    listed = tokens > _MOST_LOOKED_UP
     lists = list_pairs(index, num_experts) if listed else (index, index)
     groups = num_experts if listed else min(num_experts, tokens * chosen)
     eights = eights or _eights(tokens, chosen, num_experts)
     num_parts = triton.cdiv(tokens, 8 * eights) if listed else 1
     alpha, limit = gate.clamped
-    first, second = tiles or ((_MANY, _MANY) if listed else (_FEW, _FEW))
-    kernel: Any = _product
+    first, second = tiles or choose_tiles(tokens, eights)
+    kernel: Any = _mxfp4_product
     for each, weights, rows, size, made in (
         (first, gate_up, x, 2 * width, inner),
         (second, down, inner, outputs, parts),
@@ -389,9 +392,18 @@ def experts(
     return out if in_parts else add_up(parts, out)
 
 
+def choose_tiles(tokens: int, eights: int) -> tuple[Tiles, Tiles]:
+    """The tiles of both products for so many tokens, in so many eights of columns."""
+    if tokens <= 2:
+        return _SINGLE
+    if tokens <= _MOST_LOOKED_UP:
+        return _FEW, _FEW
+    return (_LISTED, _LISTED) if eights == 1 else (_MANY, _MANY)
+
+
 def _eights(tokens: int, chosen: int, num_experts: int) -> int:
-    """Eights of columns: of all tokens, or of listed ones about as many as an expert has if all have as many."""
-    if tokens <= MOST_LOOKED_UP:
-        return 1 if tokens <= 8 else 2
-    mean = tokens * chosen / num_experts
-    return next((eights for eights in (1, 2, 4) if 8 * eights >= 1.5 * mean), 8)
+    """Eights of columns: of all tokens, or of listed ones half as many again as an expert has if all have as many."""
+    if tokens <= _MOST_LOOKED_UP:
+        return 1
+    wanted = 1.5 * tokens * chosen / num_experts
+    return next((eights for eights in (1, 2) if 8 * eights >= wanted), 4)

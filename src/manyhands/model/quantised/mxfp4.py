@@ -20,7 +20,7 @@ On a GPU, in bfloat16, all tokens go through our kernel; elsewhere the experts t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import torch
@@ -188,6 +188,26 @@ class Mxfp4Stack(nn.Module):
     def _linear(self, x: Tensor, name: str, expert: int) -> Tensor:
         bias = getattr(self, f"{name}_bias")[expert].to(x.dtype)
         return functional.linear(x, self.dequantised(name, expert, x.dtype), bias)
+
+
+def stacks_for_mxfp4(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The stacks of experts of a network that can be ones of ours, by their names."""
+    for name, module in model.named_modules():
+        own = getattr(module, PRODUCTS[0], None)
+        if isinstance(own, nn.Parameter) and own.dim() == 3 and Mxfp4Stack.fits(module):
+            yield name, module
+
+
+def is_mxfp4(config: Any) -> bool:
+    """Whether a configuration says that experts come in mxfp4."""
+    packing = getattr(config, "quantization_config", None) or {}
+    method = packing.get("quant_method") if isinstance(packing, dict) else packing.quant_method
+    return str(getattr(method, "value", method)) == "mxfp4"
+
+
+def keeps_mxfp4(config: Any, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether such experts keep their bits here: where our kernel is, in bfloat16."""
+    return is_mxfp4(config) and dtype == torch.bfloat16 and kernels.run_on(device)
 
 
 _HELD = ("words", "factors", "bias")
