@@ -177,7 +177,7 @@ def test_experts_of_few_and_of_many_tokens(tokens: int) -> None:
     """Fewer pairs than experts, more, and lists with one, two and four eights of columns."""
     stack = _made(*SIZES)[0].to(DEVICE)
     x, index, shares = _asked(tokens, 2)
-    expected = stack._one_by_one(x.float(), index, shares.float())
+    expected = stack.one_by_one(x.float(), index, shares.float())
     ours = _run(stack, x, index, shares)
     assert _far(ours, expected) < STEP
     parts = _run(stack, x, index, shares, in_parts=True)
@@ -191,7 +191,7 @@ def test_experts_of_few_and_of_many_tokens(tokens: int) -> None:
 def test_every_tile_gives_the_same(tiles: own.Tiles, tokens: int, eights: int) -> None:
     stack = _made(*SIZES)[0].to(DEVICE)
     x, index, shares = _asked(tokens, 3)
-    expected = stack._one_by_one(x.float(), index, shares.float())
+    expected = stack.one_by_one(x.float(), index, shares.float())
     assert _far(_run(stack, x, index, shares, tiles=(tiles, tiles), eights=eights), expected) < STEP
 
 
@@ -213,8 +213,8 @@ def test_the_layer_takes_any_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -
     """More than the kernel takes at once are cut; elsewhere than on a GPU experts are unpacked one by one."""
     stack = _made(*SIZES)[0].to(DEVICE)
     x, index, shares = _asked(50, 2)
-    expected = stack._one_by_one(x.float(), index, shares.float())
-    assert _far(stack._one_by_one(x, index, shares), expected) < STEP
+    expected = stack.one_by_one(x.float(), index, shares.float())
+    assert _far(stack.one_by_one(x, index, shares), expected) < STEP
     seen: list[int] = []
 
     def product(*parts: Tensor) -> Tensor:

@@ -144,7 +144,7 @@ class Mxfp4Stack(nn.Module):
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """X [T, K], experts [T, C] and shares [T, C] -> what the experts of each token give, weighed and added up [T, N]."""
         if not self.is_for(hidden_states):
-            return self._one_by_one(hidden_states, top_k_index, top_k_weights)
+            return self.one_by_one(hidden_states, top_k_index, top_k_weights)
         from manyhands.model.kernels.experts import MOST_TOKENS
 
         parts = (each.split(MOST_TOKENS) for each in (hidden_states, top_k_index, top_k_weights))
@@ -173,7 +173,8 @@ class Mxfp4Stack(nn.Module):
         sizes = self.num_experts, self.hidden_size, self.intermediate_size
         return "num_experts={}, hidden_size={}, intermediate_size={}".format(*sizes)
 
-    def _one_by_one(self, x: Tensor, index: Tensor, shares: Tensor) -> Tensor:
+    def one_by_one(self, x: Tensor, index: Tensor, shares: Tensor) -> Tensor:
+        """The same as `forward` in plain torch: each expert that is asked for is unpacked in its turn."""
         out = torch.zeros_like(x)
         for expert in index.unique().tolist():
             token, place = torch.where(index == expert)
