@@ -45,7 +45,8 @@ from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.evaluation.bench import fill, seat, time_passes, timing, tokens_in_use, views_of
-from manyhands.model.experts import gate_of, routing_of, usual_of
+from manyhands.model.experts import gate_of, usual_of
+from manyhands.model.routing import routing_of
 
 HISTORY, COMPLETIONS = 1024, (32, 64, 128, 256)
 _SERIES = 3  # of passes, of which the last one counts

@@ -9,15 +9,16 @@ stay where they are; more tokens, and all else, go the way they always went.
     router    gives each token its experts, and a share of what each of them gives
     block     a router and its stack and nothing else: the residual sum behind it adds up what the experts give
 
-All three are recognised by what they compute, on a small probe of the same class. What computes something else (routers that
-choose by groups, experts with a norm of their own) is left alone. Logits that the modelling code makes in float32 are made so here.
+All three are recognised by what they compute, on a small probe of the same class; of routers `routing.py` says how. What computes
+something else (experts with a norm of their own, routers that are networks) is left alone. Logits that the modelling code makes in
+float32 are made so here.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,24 +26,13 @@ from torch.nn import functional
 
 from manyhands.model import kernels
 from manyhands.model.layers import activation_name
-from manyhands.model.skinny import ALIGNED, DTYPES, SMALLEST_TILE
+from manyhands.model.routing import ARRIVED, GIVEN, NOT_KNOWN, Routing, routing_of
+from manyhands.model.skinny import DTYPES, SMALLEST_TILE
 
 _PROBE = 64  # inputs of a probe
 _WEIGHTS = ("gate_up_proj", "down_proj")
-_ARRIVED = "arrived"  # zeros for a router's product, see kernels/skinny.py
-# By a module that needs more than a probe gives it: another kind.
-_NOT_KNOWN = (AttributeError, TypeError, ValueError, RuntimeError)
 _CLAMP = ("alpha", "limit")  # as gpt-oss calls them
 _SCALES = (0.25, 1.0, 4.0, 64.0, 4096.0)  # of a gate's probe, so that limits are met
-
-
-class Routing(NamedTuple):
-    """How a router makes shares of its logits."""
-
-    chosen: int  # experts of a token
-    even: bool  # whether the shares of these are made to add up to 1, as those of a softmax over these alone do
-    dtype: torch.dtype | None  # of the shares; None: that of the inputs
-    is_wide: bool = False  # whether logits are made in float32, of inputs of 16 bits, too
 
 
 def fuse_experts(model: nn.Module) -> tuple[int, int]:
@@ -56,9 +46,10 @@ def fuse_experts(model: nn.Module) -> tuple[int, int]:
             own.forward = functools.partial(_experts, own, own.forward, gate)
             stacks += 1
         elif (routing := routing_of(own)) is not None:
-            tiles = len(own.weight) // SMALLEST_TILE + 1
-            zeros = torch.zeros(tiles, dtype=torch.int32, device=own.weight.device)
-            own.register_buffer(_ARRIVED, zeros, persistent=False)
+            weight = routing.weight_of(own)
+            tiles = len(weight) // SMALLEST_TILE + 1
+            zeros = torch.zeros(tiles, dtype=torch.int32, device=weight.device)
+            own.register_buffer(ARRIVED, zeros, persistent=False)
             own.forward = functools.partial(_route, own, own.forward, routing)
             routers += 1
     return stacks, routers
@@ -70,7 +61,10 @@ def let_sums_add_experts(layers: Iterable[Any]) -> None:
         if "forward" in vars(layer.mlp):
             continue
         if (found := block_of(layer.mlp)) is not None and all(map(are_fused, found)):
-            layer.mlp.forward = functools.partial(_block, layer.mlp, layer.mlp.forward, *found)
+            given = given_by(layer.mlp, found[0]) or ()
+            layer.mlp.forward = functools.partial(
+                _block, layer.mlp, layer.mlp.forward, *found, given
+            )
 
 
 def are_fused(module: nn.Module) -> bool:
@@ -103,7 +97,7 @@ def gate_of(module: Any) -> tuple[str, tuple[float, float] | None] | None:
         return None
     try:
         return _gate_by_probe(module)
-    except _NOT_KNOWN:
+    except NOT_KNOWN:
         return None
 
 
@@ -127,63 +121,6 @@ def _gate_by_probe(module: Any) -> tuple[str, tuple[float, float] | None] | None
     return None
 
 
-def routing_of(module: Any) -> Routing | None:
-    """How this router chooses; None if it is none, or one that chooses in another way."""
-    own = {name for name, _ in module.named_parameters()}
-    held = {*dict(module.named_children()), *dict(module.named_buffers(recurse=False))} - {_ARRIVED}
-    weight: Any = getattr(module, "weight", None)
-    if own not in ({"weight"}, {"weight", "bias"}) or held or "Router" not in type(module).__name__:
-        return None
-    if weight.dim() != 2 or weight.shape[1] % ALIGNED:
-        return None
-    plain = {
-        name: fact for name, fact in vars(module).items() if isinstance(fact, int | float | str)
-    }
-    kind: Any = type(module)
-    return _routing_of_class(kind, len(weight), "bias" in own, tuple(sorted(plain.items())))
-
-
-@functools.cache
-def _routing_of_class(
-    kind: Any, num_experts: int, has_bias: bool, plain: tuple[tuple[str, Any], ...]
-) -> Routing | None:
-    """The routing of a probe of the class with these facts, number for number."""
-    probe: Any = kind.__new__(kind)
-    nn.Module.__init__(probe)
-    generator = torch.Generator().manual_seed(0)
-    for name, fact in plain:
-        if name != "training":
-            setattr(probe, name, fact)
-    probe.hidden_dim = probe.hidden_size = probe.in_features = _PROBE
-    weight = torch.randn(num_experts, _PROBE, generator=generator)
-    bias = torch.randn(num_experts, generator=generator) if has_bias else None
-    probe.weight = nn.Parameter(weight, requires_grad=False)
-    probe.register_parameter(
-        "bias", None if bias is None else nn.Parameter(bias, requires_grad=False)
-    )
-    x = torch.randn(16, _PROBE, generator=generator)
-    try:
-        logits, shares, index = probe.train(False)(x)
-        half = probe.bfloat16()(x.bfloat16())
-    except _NOT_KNOWN:
-        return None
-    if not all(isinstance(each, Tensor) for each in (logits, shares, index)):
-        return None
-    expected = functional.linear(x, weight, bias)
-    if logits.shape != expected.shape or not torch.allclose(logits, expected, atol=1e-5):
-        return None
-    chosen = index.shape[-1]
-    if shares.shape != (len(x), chosen) or index.shape != (len(x), chosen):
-        return None
-    dtype = None if half[1].dtype == torch.bfloat16 else half[1].dtype
-    is_wide = not torch.equal(half[0].float(), half[0].bfloat16().float())
-    for even in (True, False):
-        ours, ourselves = plain_choice(expected, Routing(chosen, even, torch.float32))
-        if torch.equal(ourselves, index) and torch.allclose(ours, shares.float(), atol=1e-6):
-            return Routing(chosen, even, dtype, is_wide)
-    return None
-
-
 def block_of(mlp: Any) -> tuple[Any, Any] | None:
     """The router and the stack of a block that has no weights besides theirs."""
     children = list(mlp.children())
@@ -191,10 +128,25 @@ def block_of(mlp: Any) -> tuple[Any, Any] | None:
     stacks = [each for each in children if gate_of(each) is not None]
     if len(routers) != 1 or len(stacks) != 1:
         return None
+    given = given_by(mlp, routers[0])
+    if given is None:
+        return None
     theirs = {id(weight) for each in (*routers, *stacks) for weight in each.parameters()}
-    if {id(weight) for weight in mlp.parameters()} != theirs:
+    theirs |= {id(getattr(mlp, name)) for name in given}
+    if {id(weight) for weight in mlp.parameters()} - theirs:
         return None
     return routers[0], stacks[0]
+
+
+def given_by(mlp: Any, router: Any) -> tuple[str, ...] | None:
+    """Names of all that a block gives its router beside the inputs: none, or that of a correction; None if it is not known."""
+    routing = routing_of(router)
+    if routing is None or routing.correction != GIVEN:
+        return ()
+    own = [*mlp.named_parameters(recurse=False), *mlp.named_buffers(recurse=False)]
+    size = len(routing.weight_of(router))
+    names = tuple(name for name, number in own if number.numel() == size)
+    return names if len(names) == 1 else None
 
 
 def hand_over(model: Any, run: Callable[[], Any]) -> bool:
@@ -237,7 +189,8 @@ def _watch(mlp: Any, router: Any, stack: Any, seen: list[bool]) -> None:
         are_kept = all(
             torch.equal(old.flatten(), new.flatten()) for old, new in zip(then, now, strict=True)
         )
-        is_alone = len(args) == len(asked) == 1
+        beside = [getattr(mlp, name) for name in given_by(mlp, router) or ()]
+        is_alone = len(args) == 1 and list(map(id, asked[1:])) == list(map(id, beside))
         seen.append(is_whole and is_alike and are_inputs and is_alone and are_kept)
 
     mlp.register_forward_pre_hook(began)
@@ -248,14 +201,6 @@ def _watch(mlp: Any, router: Any, stack: Any, seen: list[bool]) -> None:
 
 def _copies(tensors: Iterable[Tensor]) -> list[Tensor]:
     return [each.clone() for each in tensors]
-
-
-def plain_choice(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
-    """Shares [T, C] and experts [T, C] of logits [T, E]: the twin of the kernel in plain torch."""
-    shares, index = logits.softmax(-1, dtype=torch.float32).topk(routing.chosen, dim=-1)
-    if routing.even:
-        shares = shares / shares.sum(-1, keepdim=True)
-    return shares.to(routing.dtype or logits.dtype), index
 
 
 # -- in their places -------------------------------------------------------------------------------
@@ -275,13 +220,19 @@ def _experts(
 
 
 def _block(
-    mlp: Any, usual: Callable[[Tensor], Any], router: Any, stack: Any, hidden_states: Tensor
+    mlp: Any,
+    usual: Callable[[Tensor], Any],
+    router: Any,
+    stack: Any,
+    given: tuple[str, ...],
+    hidden_states: Tensor,
 ) -> Any:
     """The outputs of the experts of x [..., K], weighed, [C, ..., K] in float32; or the block as it was, if that takes another way."""
     x = hidden_states.reshape(-1, hidden_states.shape[-1])
-    if not _is_for(x, router.weight, stack.gate_up_proj, stack.down_proj):
+    routing: Routing = router.forward.args[2]
+    if not (_routes(router, routing, x) and _is_for(x, stack.gate_up_proj, stack.down_proj)):
         return usual(hidden_states)
-    _, shares, index = router(x)
+    _, shares, index = router(x, *(getattr(mlp, name) for name in given))
     parts = _few(stack, stack.forward.args[2], x, index, shares, in_parts=True)
     if parts is None:
         out: Tensor = stack(x, index, shares)
@@ -318,28 +269,48 @@ def _route(
     routing: Routing,
     hidden_states: Tensor,
     *others: Any,
+    **named: Any,
 ) -> Any:
-    """Logits [T, E], shares [T, C] and experts [T, C] of x [..., K]."""
+    """Logits [T, E], shares [T, C] and experts [T, C] of x [..., K], and of a correction [E] where that is given."""
     x = hidden_states.reshape(-1, hidden_states.shape[-1])
-    if others or not _is_for(x, router.weight):
-        return usual(hidden_states, *others)
+    if named or not (routing.is_of(others) and _routes(router, routing, x)):
+        return usual(hidden_states, *others, **named)
     from manyhands.model.kernels import experts as own
+
+    is_large = len(routing.weight_of(router)) > own.MOST_EXPERTS or routing.chosen > own.MOST_CHOSEN
+    if len(x) > own.MOST_TOKENS or is_large:
+        return usual(hidden_states, *others)
+    logits = _logits(router, routing, x)
+    shares, index = own.choose(
+        logits,
+        routing.chosen,
+        even=routing.even,
+        dtype=routing.dtype or x.dtype,
+        scoring=routing.scoring,
+        correction=routing.correction_of(router, others),
+    )
+    return logits, shares, index
+
+
+def _logits(router: Any, routing: Routing, x: Tensor) -> Tensor:
+    """Logits [T, E] of x [T, K], in float32 where the modelling code makes them so."""
     from manyhands.model.kernels import skinny
 
-    is_large = len(router.weight) > own.MOST_EXPERTS or routing.chosen > own.MOST_CHOSEN
-    if len(x) > own.MOST_TOKENS or is_large:
-        return usual(hidden_states)
-    bias = getattr(router, "bias", None)
-    if routing.is_wide:
-        wide = None if bias is None else bias.float()
-        logits = functional.linear(x.float(), router.weight.float(), wide)
-    elif len(x) <= skinny.MOST_TOKENS:
-        logits = skinny.product(x, router.weight, bias, router.arrived)
-    else:
-        logits = functional.linear(x, router.weight, bias)
-    dtype = routing.dtype or x.dtype
-    shares, index = own.choose(logits, routing.chosen, even=routing.even, dtype=dtype)
-    return logits, shares, index
+    weight, bias = routing.weight_of(router), routing.bias_of(router)
+    dtype = torch.float32 if routing.is_wide else x.dtype
+    if len(x) <= skinny.MOST_TOKENS and weight.dtype == x.dtype:
+        # Products of 16 bits are exact in float32, and that is what they are added up in.
+        return skinny.product(x, weight, bias, router.arrived, dtype=dtype)
+    bias = None if bias is None else bias.to(dtype)
+    return functional.linear(x.to(dtype), weight.to(dtype), bias)
+
+
+def _routes(router: Any, routing: Routing, x: Tensor) -> bool:
+    """Whether our kernels know this router's weight, which may be of float32 where logits are."""
+    weight = routing.weight_of(router)
+    if routing.is_wide and weight.dtype == torch.float32:
+        return _is_for(x) and weight.is_contiguous()
+    return _is_for(x, weight)
 
 
 def _is_for(x: Tensor, *weights: Tensor) -> bool:

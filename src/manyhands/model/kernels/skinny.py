@@ -210,8 +210,10 @@ def product(
     activation: str | None = None,
     tiles: Tiles | None = None,
     scales: tuple[Tensor, Tensor] | None = None,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """X [T, K], weight [N, K], bias [N] -> [T, N], for up to 64 tokens.
+    """X [T, K], weight [N, K], bias [N] -> [T, N] of this dtype or that of x, for up to 64 tokens.
 
     In float8 with `scales` [N] of the weight's rows and [T] of x's, both float32; the result is bfloat16.
     With an `activation` the weight is [2 F, K], gates first, and the result act(gate) * up [T, F].
@@ -220,7 +222,7 @@ def product(
     x = x.contiguous()
     tokens, inputs = x.shape
     outputs = weight.shape[0] // (1 if activation is None else 2)
-    dtype = x.dtype if scales is None else torch.bfloat16
+    dtype = (dtype or x.dtype) if scales is None else torch.bfloat16
     out = torch.empty((tokens, outputs), dtype=dtype, device=x.device)
     if not tokens:
         return out
