@@ -28,8 +28,10 @@ from manyhands.model.experts import (
     usual_of,
 )
 from manyhands.model.fusion import fuse_modules, is_fused
+from manyhands.model.products import fuse_mlps
 from manyhands.model.routing import Routing, routing_of
 from manyhands.model.self_test import exact_attention
+from manyhands.model.skinny import fuse_linears
 from tests.model.families_zoo import repeating_models, some_tokens, tiny_models
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
@@ -109,8 +111,12 @@ def test_networks(name: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(calls) == stacks
 
 
-# Blocks that are a router and a stack and nothing else, in layers whose sums we make.
-HANDED_OVER = {"flex_olmo", "gpt_oss", "mellum", "minimax_m2", "mixtral", "olmoe", "qwen3_moe"}
+# Blocks that are a router and a stack, and perhaps a shared expert, and nothing else, in layers whose sums we make.
+HANDED_OVER = {
+    *("flex_olmo", "gpt_oss", "mellum", "minimax_m2", "mixtral", "olmoe", "qwen3_moe"),
+    *("deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "exaone_moe", "glm4_moe"),
+    *("glm4_moe_lite", "hy_v3", "mistral4", "solar_open"),
+}
 
 
 @on_cpu
@@ -210,6 +216,87 @@ def test_corrections_that_blocks_give_their_routers(change: str) -> None:
     assert (block_of(block) is None) == (change in ("two", "elsewhere"))
     if not change or block_of(block) is not None:
         assert hand_over(model, lambda: _logits(adapter, 3)) == (not change)
+
+
+@on_cpu
+@pytest.mark.parametrize(
+    "change",
+    [
+        *("", "weighed", "averaged", "left out", "of other inputs", "of changed inputs", "changed"),
+        *("changed in place", "two of them", "gated", "normed"),
+    ],
+)
+def test_shared_experts_that_are_more_than_added(change: str) -> None:
+    model: Any = ZOO["glm4_moe"]().eval()
+    adapter = ModelAdapter(model)
+    block = model.base_model.layers[-1].mlp
+    router, stack, shared = block.gate, block.experts, block.shared_experts
+
+    def other(x: Tensor) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        _, shares, index = router(flat)
+        out: Tensor = stack(flat, index, shares)
+        if change == "left out":
+            return out.view(x.shape)
+        if change == "of changed inputs":
+            flat *= 2
+        beside = shared(2 * flat if change == "of other inputs" else flat)
+        if change == "changed in place":
+            beside *= 2
+        if change == "weighed":
+            beside = beside * 0.5
+        out = out + beside
+        if change == "averaged":
+            out = out / 2
+        if change == "changed":
+            out += 1
+        return out.view(x.shape)
+
+    block.forward = other
+    if change == "two of them":
+        block.other = copy.deepcopy(shared)
+    if change == "gated":
+        block.shared_gate = nn.Linear(64, 1)
+    if change == "normed":
+        block.norm = nn.LayerNorm(64)
+    found = block_of(block)
+    assert (found is None) == (change in ("two of them", "gated", "normed"))
+    if found is not None:
+        assert found.shared is shared
+        assert hand_over(model, lambda: _logits(adapter, 3)) == (not change)
+
+
+@on_cpu
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float16, 4e-3), (torch.bfloat16, 3e-2)])
+@pytest.mark.parametrize("tokens", [3, 40, 70])
+@pytest.mark.parametrize("name", sorted(HANDED_OVER))
+def test_blocks_in_16_bits(
+    name: str, tokens: int, dtype: torch.dtype, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts in float32, by the kernels of few tokens and of more, beside the modelling code with the same weights in float32.
+
+    The interpreter cuts bfloat16 off where a GPU rounds.
+    """
+    torch.manual_seed(0)
+    model: Any = ZOO[name]().eval().to(dtype).requires_grad_(False)
+    layer = model.base_model.layers[-1]
+    found = block_of(layer.mlp)
+    assert found is not None
+    x = torch.randn(1, tokens, 64).to(dtype)
+    out: Any = copy.deepcopy(layer.mlp).float()(x.float())
+    exact = out[0] if isinstance(out, tuple) else out
+    fuse_mlps([layer], set())
+    fuse_linears(layer)
+    fuse_experts(layer)
+    let_sums_add_experts([layer])
+    monkeypatch.setattr(kernels, "usable", lambda x: True)
+    parts = layer.mlp(x)
+    assert parts.dtype == torch.float32
+    assert parts.shape == (routing_of(found.router).chosen + (found.shared is not None), *x.shape)
+    error = (parts.sum(0) - exact).norm(dim=-1) / exact.norm(dim=-1)
+    assert float(error.median()) < most  # logits that are rounded may choose another expert
+    if found.shared is not None:  # it is one of them
+        assert float((parts[:-1].sum(0) - exact).abs().max()) > 0.1 * float(exact.abs().max())
 
 
 @on_cpu

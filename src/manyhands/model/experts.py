@@ -7,7 +7,7 @@ stay where they are; more tokens, and all else, go the way they always went.
 
     stack     the weights of all experts of a layer
     router    gives each token its experts, and a share of what each of them gives
-    block     a router and its stack and nothing else: the residual sum behind it adds up what the experts give
+    block     a router and its stack, and perhaps an expert that all tokens share: the residual sum behind it adds up what they give
 
 All three are recognised by what they compute, on a small probe of the same class; of routers `routing.py` says how. What computes
 something else (experts with a norm of their own, routers that are networks) is left alone. Logits that the modelling code makes in
@@ -18,16 +18,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from manyhands.model import kernels
-from manyhands.model.layers import activation_name
+from manyhands.model.layers import GatedMLP, activation_name
 from manyhands.model.routing import ARRIVED, GIVEN, NOT_KNOWN, Routing, routing_of
-from manyhands.model.skinny import DTYPES, SMALLEST_TILE
+from manyhands.model.skinny import DTYPES, SMALLEST_TILE, SkinnyLinear
 
 _PROBE = 64  # inputs of a probe
 _WEIGHTS = ("gate_up_proj", "down_proj")
@@ -56,15 +56,13 @@ def fuse_experts(model: nn.Module) -> tuple[int, int]:
 
 
 def let_sums_add_experts(layers: Iterable[Any]) -> None:
-    """Let blocks that are a router and its stack, both with their faster way, give what each expert gives to the sum behind them."""
+    """Let blocks whose router and stack have their faster way give what each expert gives to the sum behind them."""
     for layer in layers:
         if "forward" in vars(layer.mlp):
             continue
-        if (found := block_of(layer.mlp)) is not None and all(map(are_fused, found)):
-            given = given_by(layer.mlp, found[0]) or ()
-            layer.mlp.forward = functools.partial(
-                _block, layer.mlp, layer.mlp.forward, *found, given
-            )
+        found = block_of(layer.mlp)
+        if found is not None and are_fused(found.router) and are_fused(found.stack):
+            layer.mlp.forward = functools.partial(_block, layer.mlp, layer.mlp.forward, *found)
 
 
 def are_fused(module: nn.Module) -> bool:
@@ -121,21 +119,31 @@ def _gate_by_probe(module: Any) -> tuple[str, tuple[float, float] | None] | None
     return None
 
 
-def block_of(mlp: Any) -> tuple[Any, Any] | None:
-    """The router and the stack of a block that has no weights besides theirs."""
+class ExpertBlock(NamedTuple):
+    """A block with experts in its parts."""
+
+    router: Any
+    stack: Any
+    shared: Any  # the expert of all tokens, if there is one
+    given: tuple[str, ...]  # names of all that the block gives its router beside the inputs
+
+
+def block_of(mlp: Any) -> ExpertBlock | None:
+    """The parts of a block that has no weights besides theirs."""
     children = list(mlp.children())
     routers = [each for each in children if routing_of(each) is not None]
     stacks = [each for each in children if gate_of(each) is not None]
-    if len(routers) != 1 or len(stacks) != 1:
+    if len(routers) != 1 or len(stacks) != 1 or (given := given_by(mlp, routers[0])) is None:
         return None
-    given = given_by(mlp, routers[0])
-    if given is None:
+    # Packed weights are no parameters, so any other child may have some.
+    others = [each for each in children if each not in (*routers, *stacks)]
+    if len(others) > 1:
         return None
-    theirs = {id(weight) for each in (*routers, *stacks) for weight in each.parameters()}
+    theirs = {id(weight) for each in (*routers, *stacks, *others) for weight in each.parameters()}
     theirs |= {id(getattr(mlp, name)) for name in given}
-    if {id(weight) for weight in mlp.parameters()} - theirs:
+    if not theirs.issuperset(id(weight) for weight in mlp.parameters()):
         return None
-    return routers[0], stacks[0]
+    return ExpertBlock(routers[0], stacks[0], others[0] if others else None, given)
 
 
 def given_by(mlp: Any, router: Any) -> tuple[str, ...] | None:
@@ -150,22 +158,25 @@ def given_by(mlp: Any, router: Any) -> tuple[str, ...] | None:
 
 
 def hand_over(model: Any, run: Callable[[], Any]) -> bool:
-    """Whether all blocks with experts of a network give what their stack gives, of what their router has chosen, untouched.
+    """Whether all blocks with experts of a network give what their parts give and nothing else.
 
+    That is what their stack gives, of what their router has chosen, untouched; or its sum with what the shared expert gives.
     `run` makes a pass of the network.
     """
     seen: list[bool] = []
     for layer in model.base_model.layers:
         if (found := block_of(layer.mlp)) is not None:
-            _watch(layer.mlp, *found, seen)
+            _watch(layer.mlp, found, seen)
     run()
     return bool(seen) and all(seen)
 
 
-def _watch(mlp: Any, router: Any, stack: Any, seen: list[bool]) -> None:
+def _watch(mlp: Any, parts: ExpertBlock, seen: list[bool]) -> None:
     given: dict[str, Any] = {}
+    asked_for = {"router", "stack"} | ({"shared"} if parts.shared is not None else set())
 
     def began(module: nn.Module, args: Any) -> None:
+        given.clear()
         given["block"] = _copies(args)
 
     def chose(module: nn.Module, args: Any, out: Any) -> None:
@@ -176,26 +187,43 @@ def _watch(mlp: Any, router: Any, stack: Any, seen: list[bool]) -> None:
         given["stack"] = args, out
         given["gift"] = _copies((*args, out))
 
+    def added(module: nn.Module, args: Any, out: Any) -> None:
+        given["shared"] = args, *_copies((args[0], out))
+
     def ended(module: nn.Module, args: Any, out: Any) -> None:
+        if not asked_for <= given.keys():
+            seen.append(False)
+            return
         (asked, (_, shares, index)), (fed, made) = given["router"], given["stack"]
         out = out[0] if isinstance(out, tuple) else out
-        is_whole = out.data_ptr() == made.data_ptr() and out.numel() == made.numel()
-        is_alike = fed[1] is index and fed[2] is shares
-        are_inputs = all(each[0].data_ptr() == args[0].data_ptr() for each in (asked, fed))
-        # Changed in place they would be the same tensors still.
         x, its_index, its_shares, gift = given["gift"]
-        then = [given["block"][0], given["choice"][0], *given["choice"][1:], gift]
-        now = [x, x, its_shares, its_index, out]
+        # Changed in place they would be the same tensors still.
+        then = [given["block"][0], given["choice"][0], *given["choice"][1:]]
+        now = [x, x, its_shares, its_index]
+        read = [asked, fed]
+        if parts.shared is None:
+            is_whole = out.data_ptr() == made.data_ptr() and out.numel() == made.numel()
+        else:
+            others, its_x, beside = given["shared"]
+            is_whole = len(others) == 1
+            gift = gift.flatten() + beside.flatten()
+            then, now, read = [*then, its_x], [*now, x], [*read, others]
+        is_alike = fed[1] is index and fed[2] is shares
+        are_inputs = all(each[0].data_ptr() == args[0].data_ptr() for each in read)
+        is_alone = len(args) == 1 and len(asked) == 1 + len(parts.given)
+        own = [getattr(mlp, name) for name in parts.given]
+        is_alone = is_alone and all(one is two for one, two in zip(asked[1:], own, strict=True))
         are_kept = all(
-            torch.equal(old.flatten(), new.flatten()) for old, new in zip(then, now, strict=True)
+            torch.equal(old.flatten(), new.flatten())
+            for old, new in zip([*then, gift], [*now, out], strict=True)
         )
-        beside = [getattr(mlp, name) for name in given_by(mlp, router) or ()]
-        is_alone = len(args) == 1 and list(map(id, asked[1:])) == list(map(id, beside))
         seen.append(is_whole and is_alike and are_inputs and is_alone and are_kept)
 
     mlp.register_forward_pre_hook(began)
-    router.register_forward_hook(chose)
-    stack.register_forward_hook(gave)
+    parts.router.register_forward_hook(chose)
+    parts.stack.register_forward_hook(gave)
+    if parts.shared is not None:
+        parts.shared.register_forward_hook(added)
     mlp.register_forward_hook(ended)
 
 
@@ -224,20 +252,33 @@ def _block(
     usual: Callable[[Tensor], Any],
     router: Any,
     stack: Any,
+    shared: Any,
     given: tuple[str, ...],
     hidden_states: Tensor,
 ) -> Any:
-    """The outputs of the experts of x [..., K], weighed, [C, ..., K] in float32; or the block as it was, if that takes another way."""
+    """The outputs of the experts of x [..., K], weighed, [C, ..., K] in float32, and behind them that of a shared one.
+
+    Or the block as it was, if that takes another way.
+    """
     x = hidden_states.reshape(-1, hidden_states.shape[-1])
-    routing: Routing = router.forward.args[2]
-    if not (_routes(router, routing, x) and _is_for(x, stack.gate_up_proj, stack.down_proj)):
+    if not _routes(router, router.forward.args[2], x):
         return usual(hidden_states)
     _, shares, index = router(x, *(getattr(mlp, name) for name in given))
-    parts = _few(stack, stack.forward.args[2], x, index, shares, in_parts=True)
+    gate, beside = stack.forward.args[2], int(shared is not None)
+    parts = _few(stack, gate, x, index, shares, in_parts=True, beside=beside)
     if parts is None:
-        out: Tensor = stack(x, index, shares)
-        return out.view(hidden_states.shape)
+        return usual(hidden_states)
+    if shared is not None:
+        _put(shared, x, parts[-1])
     return parts.view(len(parts), *hidden_states.shape)
+
+
+def _put(shared: Any, x: Tensor, out: Tensor) -> None:
+    """Write what the shared expert gives of x [T, K] into `out` [T, K] in float32."""
+    if isinstance(shared, GatedMLP) and isinstance(shared.down_proj, SkinnyLinear):
+        shared.down_proj.put(shared.inner(x), out)
+    else:
+        out.copy_(shared(x))
 
 
 def _few(
@@ -248,6 +289,7 @@ def _few(
     shares: Tensor,
     *,
     in_parts: bool = False,
+    beside: int = 0,
 ) -> Tensor | None:
     """The experts of few tokens by our kernels, see there; None if that takes another way."""
     if not _is_for(x, stack.gate_up_proj, stack.down_proj) or index.dim() != 2:
@@ -260,7 +302,9 @@ def _few(
         own.ExpertWeights(getattr(stack, name), getattr(stack, f"{name}_bias", None))
         for name in _WEIGHTS
     )
-    return own.experts(x, index, shares, both, down, own.ExpertGate(*gate), in_parts=in_parts)
+    return own.experts(
+        x, index, shares, both, down, own.ExpertGate(*gate), in_parts=in_parts, beside=beside
+    )
 
 
 def _route(
@@ -277,9 +321,6 @@ def _route(
         return usual(hidden_states, *others, **named)
     from manyhands.model.kernels import experts as own
 
-    is_large = len(routing.weight_of(router)) > own.MOST_EXPERTS or routing.chosen > own.MOST_CHOSEN
-    if len(x) > own.MOST_TOKENS or is_large:
-        return usual(hidden_states, *others)
     logits = _logits(router, routing, x)
     shares, index = own.choose(
         logits,
@@ -300,17 +341,22 @@ def _logits(router: Any, routing: Routing, x: Tensor) -> Tensor:
     dtype = torch.float32 if routing.is_wide else x.dtype
     if len(x) <= skinny.MOST_TOKENS and weight.dtype == x.dtype:
         # Products of 16 bits are exact in float32, and that is what they are added up in.
-        return skinny.product(x, weight, bias, router.arrived, dtype=dtype)
+        room = x.new_empty(len(x), len(weight), dtype=dtype)
+        return skinny.product(x, weight, bias, router.arrived, out=room)
     bias = None if bias is None else bias.to(dtype)
     return functional.linear(x.to(dtype), weight.to(dtype), bias)
 
 
 def _routes(router: Any, routing: Routing, x: Tensor) -> bool:
-    """Whether our kernels know this router's weight, which may be of float32 where logits are."""
+    """Whether our kernels choose for so many tokens; this router's weight may be of float32 where logits are."""
     weight = routing.weight_of(router)
-    if routing.is_wide and weight.dtype == torch.float32:
-        return _is_for(x) and weight.is_contiguous()
-    return _is_for(x, weight)
+    is_wide = routing.is_wide and weight.dtype == torch.float32 and weight.is_contiguous()
+    if not (_is_for(x) if is_wide else _is_for(x, weight)):
+        return False
+    from manyhands.model.kernels import experts as own
+
+    is_large = len(weight) > own.MOST_EXPERTS or routing.chosen > own.MOST_CHOSEN
+    return len(x) <= own.MOST_TOKENS and not is_large
 
 
 def _is_for(x: Tensor, *weights: Tensor) -> bool:

@@ -425,10 +425,12 @@ def experts(
     tiles: tuple[Tiles, Tiles] | None = None,
     *,
     in_parts: bool = False,
+    beside: int = 0,
 ) -> Tensor:
     """X [T, K] through the experts `index` [T, C] of each token, weighed by `shares` [T, C] -> [T, N], for up to 1024 tokens.
 
-    `in_parts`: what each of them gives instead, weighed, [C, T, N] in float32, whose sum that is.
+    `in_parts`: what each of them gives instead, weighed, [C, T, N] in float32, whose sum that is; behind them room for so many
+    parts `beside`, which are left to the caller.
     Weights [E, 2 F, K] and [E, N, F]; of a `clamped` gate [E, K, 2 F] and [E, F, N]. The experts of a token are different ones.
     """
     tokens, inputs = x.shape
@@ -437,7 +439,8 @@ def experts(
     width, outputs = down.weight.shape[1:] if turns else down.weight.shape[:0:-1]
     assert tokens <= MOST_TOKENS, tokens
     assert chosen <= MOST_CHOSEN, chosen
-    parts = torch.empty(chosen, tokens, outputs, dtype=torch.float32, device=x.device)
+    assert in_parts or not beside, beside
+    parts = torch.empty(chosen + beside, tokens, outputs, dtype=torch.float32, device=x.device)
     out = parts if in_parts else x.new_empty(tokens, outputs)
     if not tokens:
         return out
