@@ -525,6 +525,8 @@ def test_the_kernel_and_its_twin(
     logits = _logits(9, num_experts)
     logits[4:6] -= 46.0
     bias = correction * torch.randn(num_experts).to(DEVICE) if correction else None
+    if bias is not None:
+        logits[6, bias.argmin()] += 60.0  # all that are chosen may be hardly likely
     its = Routing(chosen, even, FLOAT, scoring=scoring)
     shares, index = own.choose(logits, chosen, even=even, scoring=scoring, correction=bias)
     expected, which = plain_choice(logits, its, bias)
