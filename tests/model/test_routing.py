@@ -350,6 +350,8 @@ class _Likened(nn.Module):
         bias: Any = self.e_score_correction_bias
         logits = functional.linear(x.view(-1, self.hidden_dim).float(), self.weight.float())
         scores = _score(change, logits)
+        if "uncorrected" in change:
+            bias = torch.zeros_like(bias)
         wanted = scores + (2 * bias if change == "corrected twice" else bias)
         if change == "corrected by a product":
             wanted = scores * (1 + bias)
@@ -364,14 +366,16 @@ class _Likened(nn.Module):
             best = apart.mean(-1)
         kept = torch.zeros_like(best)
         kept.scatter_(1, best.topk(self.topk_group, dim=-1, sorted=False)[1], 1)
+        size = self.num_experts // self.num_group
         if change == "groups of every fourth expert":
-            mask = kept[:, None, :].expand(-1, 8, -1).reshape(-1, 32)
+            mask = kept[:, None, :].expand(-1, size, -1).reshape(-1, 32)
         else:
-            mask = kept[..., None].expand(-1, -1, 8).reshape(-1, 32)
+            mask = kept[..., None].expand(-1, -1, size).reshape(-1, 32)
         below = 0.0 if change == "left out by zero" else float("-inf")
         index = wanted.masked_fill(~mask.bool(), below).topk(self.top_k, sorted=False)[1]
         if change == "the least likely":
-            index = wanted.masked_fill(~mask.bool(), float("inf")).topk(4, largest=False)[1]
+            index = wanted.masked_fill(~mask.bool(), float("inf"))
+            index = index.topk(self.top_k, largest=False)[1]
         shares = (wanted if change == "corrected shares" else scores).gather(1, index)
         shares = _made_even(change, shares, scores) * self.routed_scaling_factor
         if change == "scaled otherwise":
@@ -408,7 +412,12 @@ def _made_even(change: str, shares: Tensor, scores: Tensor) -> Tensor:
         return shares.softmax(-1)
     if change == "no less than a limit":
         return shares / shares.sum(-1, keepdim=True).clamp(min=1e-6)
-    return shares / (shares.sum(-1, keepdim=True) + (1e-6 if change == "more is added" else 1e-20))
+    added = {
+        "more is added": 1e-6,
+        "uncorrected, and more is added": 1e-18,
+        "uncorrected, and less is added": 1e-25,
+    }
+    return shares / (shares.sum(-1, keepdim=True) + added.get(change, 1e-20))
 
 
 def _likened(change: str) -> Any:
@@ -425,6 +434,7 @@ PLAIN = Routing(4, True, FLOAT, True, _by_sigmoid(ExpertGroups(4, 2, 2), 2.5), C
         ("by a softmax", PLAIN._replace(scoring=PLAIN.scoring._replace(by_sigmoid=False))),
         ("not even", PLAIN._replace(even=False, scoring=PLAIN.scoring._replace(added=0.0))),
         ("another dtype", PLAIN._replace(dtype=None)),
+        ("uncorrected", PLAIN._replace(correction=None)),
     ],
 )
 def test_what_differs_and_is_known(change: str, found: Routing) -> None:
@@ -444,7 +454,7 @@ def test_what_differs_and_is_known(change: str, found: Routing) -> None:
         *("the least likely", "corrected shares", "scaled otherwise", "shares between limits"),
         *("warmer", "sound whatever comes", "scores no less than a limit", "between -1 and 1"),
         *("square roots", "by a norm", "by all", "softmax of shares", "no less than a limit"),
-        "more is added",
+        *("more is added", "uncorrected, and more is added", "uncorrected, and less is added"),
     ],
 )
 def test_what_differs_and_is_not_known(change: str) -> None:
@@ -470,6 +480,12 @@ def test_other_numbers_that_are_not_known() -> None:
                 {CORRECTION: property(lambda self: self.bias)},
             )
         assert routing_of(router) is None
+    narrow = _likened("")  # whose rows begin anywhere
+    narrow.hidden_dim, narrow.weight = K - 4, nn.Parameter(torch.randn(32, K - 4))
+    assert routing_of(narrow) is None
+    alone = _likened("the least likely")
+    alone.top_k = 1  # even shares of one expert are 1, whichever it is
+    assert routing_of(alone) is None
     for other in (nn.Linear(K, 32), nn.Embedding(32, K), nn.LayerNorm(K), nn.Identity()):
         assert routing_of(other) is None
 
@@ -481,6 +497,11 @@ def test_numbers_of_a_router_are_its_own() -> None:
     assert routing_of(one) == PLAIN
     scoring = PLAIN.scoring._replace(scale=1.5, groups=ExpertGroups(4, 1, 2))
     assert routing_of(other) == PLAIN._replace(chosen=3, scoring=scoring)
+    other.num_group, other.topk_group, other.top_k = 8, 7, 1  # one group of eight is left out
+    scoring = PLAIN.scoring._replace(scale=1.5, groups=ExpertGroups(8, 7, 2))
+    assert routing_of(other) == PLAIN._replace(chosen=1, scoring=scoring)
+    other.num_group, other.topk_group, other.top_k = 16, 1, 4  # of which there are two then
+    assert routing_of(other) is None
 
 
 # -- the kernel ------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from manyhands.model.skinny import ALIGNED, SkinnyLinear
+from manyhands.model.skinny import ALIGNED
 
 ARRIVED = "arrived"  # zeros for a router's product, see kernels/skinny.py
 GIVEN = "given"  # said of a correction that comes beside the inputs, with each call
@@ -148,8 +148,6 @@ def _form_of(module: nn.Module) -> _Form:
         for name, held in own.items()
         if name != ARRIVED
     ]
-    if kind is SkinnyLinear:
-        kind = nn.Linear  # the same product
     children = tuple((name, _form_of(child)) for name, child in module.named_children())
     return _Form(kind, tuple(sorted(facts.items())), tuple(tensors), children)
 
@@ -344,7 +342,7 @@ def _look(probe: _Probe, routing: Routing, numbers: list[int]) -> list[_Seen]:
         order = torch.randperm(probe.num_experts, generator=generator)
         # Sums of them, too, are all different.
         vector = low + (high - low) * (order + at_random) / probe.num_experts
-        rows = _at_stake(vector, numbers, generator)
+        rows = _at_stake(probe.num_experts, numbers, generator)
         # The last token has none but numbers that are none.
         x = torch.cat((rows, torch.full_like(rows[:1], torch.nan)))
         bias = torch.zeros_like(vector) if routing.correction is None else vector
@@ -356,22 +354,15 @@ def _look(probe: _Probe, routing: Routing, numbers: list[int]) -> list[_Seen]:
     return seen
 
 
-def _at_stake(vector: Tensor, numbers: list[int], generator: torch.Generator) -> Tensor:
-    """Logits [T, E] for a probe with this correction [E] and perhaps so many groups."""
-    num_experts = len(vector)
+def _at_stake(num_experts: int, numbers: list[int], generator: torch.Generator) -> Tensor:
+    """Logits [T, E] for a probe with so many experts and perhaps so many groups."""
 
     def normal(spread: float, mean: float = 0.0) -> Tensor:
         return mean + spread * torch.randn(_ROWS, num_experts, generator=generator)
 
     rows = [normal(spread) for spread in (0.3, 1.0, 2.0, 12.0)]
     # Scores as small as what is added to their sum, and far below.
-    rows += [normal(1.0, mean) for mean in (-30.0, -46.0, -60.0)]
-    # One expert has nearly all, in turns those that are corrected most and least.
-    order = vector.argsort()
-    apart = normal(1.0, -44.0)
-    likely = torch.stack((order, order.flip(0)), dim=1).flatten().repeat(_ROWS)[:_ROWS]
-    apart[torch.arange(_ROWS), likely] = 3.0
-    rows.append(apart)
+    rows += [normal(1.0, mean) for mean in (-46.0, -60.0)]
     for number in numbers:
         # A group with the best expert of all and no second one, beside groups with two good ones.
         row = torch.arange(_ROWS)
