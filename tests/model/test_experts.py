@@ -223,7 +223,7 @@ def test_corrections_that_blocks_give_their_routers(change: str) -> None:
     "change",
     [
         *("", "weighed", "averaged", "left out", "of other inputs", "of changed inputs", "changed"),
-        *("changed in place", "two of them", "gated", "normed"),
+        *("changed in place", "two of them", "gated", "normed", "of more"),
     ],
 )
 def test_shared_experts_that_are_more_than_added(change: str) -> None:
@@ -240,7 +240,8 @@ def test_shared_experts_that_are_more_than_added(change: str) -> None:
             return out.view(x.shape)
         if change == "of changed inputs":
             flat *= 2
-        beside = shared(2 * flat if change == "of other inputs" else flat)
+        more = (out,) if change == "of more" else ()
+        beside = shared(2 * flat if change == "of other inputs" else flat, *more)
         if change == "changed in place":
             beside *= 2
         if change == "weighed":
@@ -253,6 +254,8 @@ def test_shared_experts_that_are_more_than_added(change: str) -> None:
         return out.view(x.shape)
 
     block.forward = other
+    if change == "of more":
+        shared.forward = lambda x, *_: type(shared).forward(shared, x)
     if change == "two of them":
         block.other = copy.deepcopy(shared)
     if change == "gated":
@@ -295,7 +298,8 @@ def test_blocks_in_16_bits(
     assert parts.shape == (routing_of(found.router).chosen + (found.shared is not None), *x.shape)
     error = (parts.sum(0) - exact).norm(dim=-1) / exact.norm(dim=-1)
     assert float(error.median()) < most  # logits that are rounded may choose another expert
-    if found.shared is not None:  # it is one of them
+    if found.shared is not None:  # it is one of them, and few tokens' is not rounded
+        assert torch.equal(parts[-1], parts[-1].to(dtype).float()) == (tokens > 64)
         assert float((parts[:-1].sum(0) - exact).abs().max()) > 0.1 * float(exact.abs().max())
 
 

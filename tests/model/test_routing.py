@@ -40,6 +40,7 @@ from manyhands.model.skinny import fuse_linears
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 from manyhands.model.kernels import experts as own
+from manyhands.model.kernels import skinny
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -299,6 +300,7 @@ def test_weights_in_float32_beside_inputs_of_16_bits(
         monkeypatch.setattr(kernels, "usable", lambda x: True)
     made: list[Tensor] = []
     choose = own.choose
+    monkeypatch.setattr(skinny, "product", lambda *_: pytest.fail("its weight would be rounded"))
     monkeypatch.setattr(
         own, "choose", lambda *given, **how: made.append(given[0]) or choose(*given, **how)
     )  # type: ignore[func-returns-value]
@@ -311,6 +313,18 @@ def test_weights_in_float32_beside_inputs_of_16_bits(
         atol=1e-6,
     )
     assert torch.equal(_in_order(*ours[1:])[1], index.sort(-1).values)
+
+
+def test_weights_in_float32_that_make_other_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a router makes its logits in the dtype of its weight, which is not looked at."""
+    router, given = _router("minimax_m2")
+    x = _inputs(6, torch.bfloat16)[0]
+    expected = router(x, *given)
+    fuse_experts(router)
+    monkeypatch.setattr(kernels, "usable", lambda x: True)
+    monkeypatch.setattr(own, "choose", lambda *given, **how: pytest.fail("chosen by our kernel"))
+    for ours, theirs in zip(router(x, *given), expected, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_a_call_of_another_kind_goes_the_usual_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,6 +342,10 @@ def test_a_call_of_another_kind_goes_the_usual_way(monkeypatch: pytest.MonkeyPat
         router(x)
     with pytest.raises(TypeError):
         router(x, None)
+    other, _ = _router("glm4_moe")
+    fuse_experts(other)
+    with pytest.raises(TypeError, match="scale"):
+        other(x, scale=2.0)
 
 
 # -- routers that differ in one thing --------------------------------------------------------------
@@ -480,7 +498,7 @@ def test_other_numbers_that_are_not_known() -> None:
                 {CORRECTION: property(lambda self: self.bias)},
             )
         assert routing_of(router) is None
-    narrow = _likened("")  # whose rows begin anywhere
+    narrow = _likened("")  # rows of its weight begin anywhere
     narrow.hidden_dim, narrow.weight = K - 4, nn.Parameter(torch.randn(32, K - 4))
     assert routing_of(narrow) is None
     alone = _likened("the least likely")
@@ -500,8 +518,10 @@ def test_numbers_of_a_router_are_its_own() -> None:
     other.num_group, other.topk_group, other.top_k = 8, 7, 1  # one group of eight is left out
     scoring = PLAIN.scoring._replace(scale=1.5, groups=ExpertGroups(8, 7, 2))
     assert routing_of(other) == PLAIN._replace(chosen=1, scoring=scoring)
-    other.num_group, other.topk_group, other.top_k = 16, 1, 4  # of which there are two then
+    other.num_group, other.topk_group, other.top_k = 16, 1, 4  # four of two
     assert routing_of(other) is None
+    one.limit = float("inf")
+    assert routing_of(one) == PLAIN
 
 
 # -- the kernel ------------------------------------------------------------------------------------

@@ -26,7 +26,8 @@ from torch.nn import functional
 
 from manyhands.model import kernels
 from manyhands.model.layers import GatedMLP, activation_name
-from manyhands.model.routing import ARRIVED, GIVEN, NOT_KNOWN, Routing, routing_of
+from manyhands.model.routing import ARRIVED, GIVEN, Routing, routing_of
+from manyhands.model.self_test import BREAKS
 from manyhands.model.skinny import DTYPES, SMALLEST_TILE, SkinnyLinear
 
 _PROBE = 64  # inputs of a probe
@@ -95,7 +96,7 @@ def gate_of(module: Any) -> tuple[str, tuple[float, float] | None] | None:
         return None
     try:
         return _gate_by_probe(module)
-    except NOT_KNOWN:
+    except BREAKS:
         return None
 
 

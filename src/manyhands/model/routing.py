@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -23,12 +24,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from manyhands.model.quiet import quiet
+from manyhands.model.self_test import BREAKS
 from manyhands.model.skinny import ALIGNED
 
 ARRIVED = "arrived"  # zeros for a router's product, see kernels/skinny.py
 GIVEN = "given"  # said of a correction that comes beside the inputs, with each call
-# By a module that needs more than a probe gives it: another kind.
-NOT_KNOWN = (AttributeError, TypeError, ValueError, RuntimeError, LookupError, AssertionError)
 _MOST_EXPERTS = 1024  # of a router that is looked at
 _WEIGHT, _BIAS = "weight", "bias"  # of a linear layer
 _PROBE = 64  # inputs of a probe
@@ -41,11 +42,11 @@ _RELATIVE = 1e-5  # error of shares that are the same
 
 
 class ExpertGroups(NamedTuple):
-    """Groups of neighbouring experts, of which so many are kept: those whose one or two best scores add up to most."""
+    """Groups of neighbouring experts: those are kept whose best scores add up to most."""
 
     number: int
-    kept: int
-    best: int
+    kept: int  # groups whose experts may be chosen
+    best: int  # scores of a group that are added up: one or two
 
 
 class Scoring(NamedTuple):
@@ -200,7 +201,7 @@ class _Probe(NamedTuple):
         for beside, inputs in itertools.product(besides, (x.to(dtype), x[None].to(dtype))):
             try:
                 logits, shares, index = probe(inputs, *beside)
-            except NOT_KNOWN:
+            except BREAKS:
                 continue
             found = (logits, shares, index)
             if all(isinstance(each, Tensor) and each.dim() == 2 for each in found):
@@ -241,8 +242,9 @@ def _routing_of_form(form: _Form) -> Routing | None:
     if probe is None:
         return None
     try:
-        return _routing_by_probe(probe)
-    except NOT_KNOWN:
+        with quiet(), torch.random.fork_rng(devices=[]), torch.no_grad():
+            return _routing_by_probe(probe)
+    except BREAKS:
         return None
 
 
@@ -293,7 +295,7 @@ def _fitted(probe: _Probe, routing: Routing) -> Routing | None:
     numbers = {
         float(fact)
         for _, fact in probe.form.facts
-        if isinstance(fact, int | float) and not isinstance(fact, bool)
+        if isinstance(fact, int | float) and not isinstance(fact, bool) and math.isfinite(fact)
     }
     groupings = _groupings(probe.num_experts, routing.chosen, numbers)
     seen = _look(probe, routing, sorted({each.number for each in groupings if each}))
