@@ -259,6 +259,8 @@ def test_choices_are_those_of_the_modelling_code(
     name: str, tokens: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Choices of few tokens, whose product is ours, and of more. Where logits are rounded, most are the same."""
+    if GPU and dtype == torch.float32:
+        pytest.skip("a GPU leaves float32 to the modelling code")
     router, given = _router(name, dtype)
     its = ROUTERS[name][1]
     x = _inputs(tokens, dtype)
@@ -581,9 +583,14 @@ def test_the_kernel_and_its_twin(
             scoring=scoring,
             correction=bias.bfloat16()[None].reshape(-1),
         )
-        expected, which = plain_choice(logits.bfloat16(), its, bias.bfloat16())
+        _, which = plain_choice(logits.bfloat16(), its, bias.bfloat16())
         assert half[0].dtype == FLOAT
-        assert torch.equal(half[1], which)
+        wide = logits.bfloat16().float()
+        wanted = wide.sigmoid() if scoring.by_sigmoid else wide.softmax(-1)
+        wanted = wanted + bias.bfloat16().float()
+        # Of equal ones any may be chosen.
+        torch.testing.assert_close(wanted.gather(1, half[1]), wanted.gather(1, which))
+        assert {len(set(each)) for each in half[1].tolist()} == {chosen}
 
 
 @pytest.mark.parametrize("groups", [None, ExpertGroups(3, 2, 2)])
