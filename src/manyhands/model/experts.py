@@ -9,9 +9,9 @@ stay where they are; more tokens, and all else, go the way they always went.
     router    gives each token its experts, and a share of what each of them gives
     block     a router and its stack, and perhaps an expert that all tokens share: the residual sum behind it adds up what they give
 
-All three are recognised by what they compute, on a small probe of the same class; of routers `routing.py` says how. What computes
-something else (experts with a norm of their own, routers that are networks) is left alone. Logits that the modelling code makes in
-float32 are made so here.
+Stacks in mxfp4 have kernels of their own (`kernels/mxfp4.py`). All others, and routers and blocks, are recognised by what they
+compute, on a small probe of the same class; of routers `routing.py` says how. What computes something else (experts with a norm of
+their own, routers that are networks) is left alone. Logits that the modelling code makes in float32 are made so here.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from manyhands.model import kernels
 from manyhands.model.layers import GatedMLP, activation_name
+from manyhands.model.quantised.mxfp4 import Mxfp4Stack
 from manyhands.model.routing import ARRIVED, GIVEN, Routing, routing_of
 from manyhands.model.self_test import BREAKS
 from manyhands.model.skinny import DTYPES, SMALLEST_TILE, SkinnyLinear
@@ -85,6 +86,8 @@ def usual_of(module: nn.Module) -> Callable[..., Any] | None:
 
 def gate_of(module: Any) -> tuple[str, tuple[float, float] | None] | None:
     """The activation, and alpha and limit of one that is clamped, between an expert's products; None if it is no known stack."""
+    if isinstance(module, Mxfp4Stack):
+        return "silu", (module.alpha, module.limit)
     weights: list[Any] = [getattr(module, name, None) for name in _WEIGHTS]
     if not all(isinstance(weight, nn.Parameter) and weight.dim() == 3 for weight in weights):
         return None
@@ -262,7 +265,7 @@ def _block(
     Or the block as it was, if that takes another way.
     """
     x = hidden_states.reshape(-1, hidden_states.shape[-1])
-    if not _routes(router, router.forward.args[2], x):
+    if not (_routes(router, router.forward.args[2], x) and _knows(stack, x)):
         return usual(hidden_states)
     _, shares, index = router(x, *(getattr(mlp, name) for name in given))
     gate, beside = stack.forward.args[2], int(shared is not None)
@@ -293,12 +296,14 @@ def _few(
     beside: int = 0,
 ) -> Tensor | None:
     """The experts of few tokens by our kernels, see there; None if that takes another way."""
-    if not _is_for(x, stack.gate_up_proj, stack.down_proj) or index.dim() != 2:
+    if not _knows(stack, x) or index.dim() != 2:
         return None
     from manyhands.model.kernels import experts as own
 
     if len(x) > own.MOST_TOKENS or index.shape[1] > own.MOST_CHOSEN:
         return None
+    if isinstance(stack, Mxfp4Stack):
+        return None if beside else stack.product(x, index, shares, in_parts=in_parts)
     both, down = (
         own.ExpertWeights(getattr(stack, name), getattr(stack, f"{name}_bias", None))
         for name in _WEIGHTS
@@ -358,6 +363,13 @@ def _routes(router: Any, routing: Routing, x: Tensor) -> bool:
 
     is_large = len(weight) > own.MOST_EXPERTS or routing.chosen > own.MOST_CHOSEN
     return len(x) <= own.MOST_TOKENS and not is_large
+
+
+def _knows(stack: Any, x: Tensor) -> bool:
+    """Whether our kernels know such x and the weights of a stack."""
+    if isinstance(stack, Mxfp4Stack):
+        return stack.is_for(x)
+    return _is_for(x, *(getattr(stack, name) for name in _WEIGHTS))
 
 
 def _is_for(x: Tensor, *weights: Tensor) -> bool:
