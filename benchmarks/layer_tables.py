@@ -219,6 +219,7 @@ TABLES: dict[str, Callable[[], str]] = {
     for made in (
         launches,
         experts,
+        experts_in_mxfp4,
         tiles,
         quantised_products,
         four_bits,
