@@ -69,6 +69,7 @@ class Experts(Decode):
         self.completions = (8,) if arguments.tiny else COMPLETIONS
         self.teams = self.workers
         self.workers = (*self.teams, *self.completions)
+        self.quantise = "auto" if self.shape.is_mxfp4 else "none"
         self.watch: Watch | None = None
 
     def run(self) -> None:
@@ -113,6 +114,7 @@ class Experts(Decode):
             if experts * whole.expert_bytes(self.dtype.itemsize) > _ROOM * room:
                 self.results.leave_out("experts in 16 bits", "no room")
                 return {}
+        self.quantise = "none"
         with tempfile.TemporaryDirectory() as folder:
             return self._each(whole.write(Path(folder)), self._timed, wanted)
 
@@ -141,6 +143,8 @@ class Experts(Decode):
     def _watched(self, engine: Engine, history: Block, rows: int) -> Any:
         """How far off, the experts that a layer reads on average, and tokens in use; None if something is wrong."""
         stacks = stacks_of(executor_of(engine).adapter.model)
+        is_packed = self.shape.is_mxfp4 and self.device.type == "cuda"
+        assert isinstance(stacks[0], Mxfp4Stack) == is_packed, "these weights were asked for"
         if self.watch is None:
             checked = check_experts(stacks[0], self.dtype, self.device)
             self.results.put(experts_gate=asdict(checked))
