@@ -51,9 +51,10 @@ from manyhands.model.kernels import (
     skinny,
     w4a16,
 )
-from manyhands.model.kernels.experts import ExpertGate
+from manyhands.model.kernels.experts import ExpertGate, choose
 from manyhands.model.quantised.linear import Float8Linear
 from manyhands.model.quantised.w4a16 import Int4Linear
+from manyhands.model.routing import ExpertGroups, Scoring
 
 ROWS = ("_w4a16_product", "_mxfp4_product")  # products in assembly
 CPU, DTYPE = torch.device("cpu"), torch.bfloat16
@@ -218,6 +219,14 @@ def products(capability: int) -> None:
         )
         for outputs, inputs in ((256, 256), (256, 128))
     ]
+    corrections = torch.zeros(160)
+    for groups in (None, ExpertGroups(8, 3, 1), ExpertGroups(8, 4, 2)):
+        for correction in (None, corrections, corrections.bfloat16()):
+            scoring = Scoring(correction is not None, groups, added=1e-20, scale=2.5)
+            choose(torch.zeros(3, 160), 8, scoring=scoring, correction=correction)
+    choose(zeros(3, 4), 1, even=False)
+    room = torch.zeros(2, 192)  # in float32, of inputs of 16 bits
+    skinny.product(zeros(2, 256), zeros(192, 256), None, arrived, out=room)
     gate = ExpertGate(clamped=(1.702, 7.0))
     for tokens in (1, 4, 40):
         index = torch.zeros(tokens, 2, dtype=torch.int64)

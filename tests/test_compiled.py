@@ -28,6 +28,7 @@ KERNELS = {
         "_w4a16_product",
         "_w4a16_unpack",
         "_mxfp4_product",
+        "_choose",
         "_list",
         "_add_up",
     ),
