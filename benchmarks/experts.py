@@ -85,23 +85,30 @@ class Experts(Decode):
             watched = self._each(place, self._watched)
             right = {rows for rows, found in watched.items() if found is not None}
             ours = self._each(place, self._timed, right)
+            for rows, seconds in ours.items():
+                self._put(rows, seconds, watched[rows], limits[rows])
+            # The cells are written by now, whatever becomes of the other side.
             before = self._before(place, right & set(ours))
-        for rows, seconds in ours.items():
-            gate, read, in_use = watched[rows]
-            num_bytes = self.results.content["kv_bytes_per_token"] * in_use
-            num_bytes += self.results.content["expert_bytes"] * read * self.shape.num_stacks
-            reading = 1e3 * num_bytes / self.results.content["copy_bytes_per_second"]
-            times = asdict(timing(seconds, rows, self.lengths[0], in_use, limits[rows] + reading))
-            theirs = before.get(rows)
-            self.results.add(
-                "cells",
-                rows=times.pop("workers"),
-                team=rows in self.teams,
-                **times,
-                experts_read=round(read, 2),
-                before_ms=theirs and round(1e3 * statistics.median(theirs), 4),
-                gate=gate,
-            )
+        for cell in self.results.content.get("cells", []):
+            if (theirs := before.get(cell["rows"])) is not None:
+                cell["before_ms"] = round(1e3 * statistics.median(theirs), 4)
+        self.results.put()
+
+    def _put(self, rows: int, seconds: list[float], found: Any, linears: float) -> None:
+        gate, read, in_use = found
+        num_bytes = self.results.content["kv_bytes_per_token"] * in_use
+        num_bytes += self.results.content["expert_bytes"] * read * self.shape.num_stacks
+        limit = linears + 1e3 * num_bytes / self.results.content["copy_bytes_per_second"]
+        times = asdict(timing(seconds, rows, self.lengths[0], in_use, limit))
+        self.results.add(
+            "cells",
+            rows=times.pop("workers"),
+            team=rows in self.teams,
+            **times,
+            experts_read=round(read, 2),
+            before_ms=None,
+            gate=gate,
+        )
 
     def _before(self, place: Path, wanted: Set[int]) -> dict[int, Any]:
         """Passes with the modelling code's experts; or, if these have mxfp4, with ours in 16 bits, where they have room."""

@@ -269,7 +269,8 @@ def _load(folder: Path, **options: Any) -> Any:
 
 def _logits(adapter: Any) -> Tensor:
     tokens = torch.arange(19, device=adapter.device)
-    found: Tensor = adapter.forward(tokens, None, exact_attention(adapter.ropes))
+    with torch.no_grad():
+        found: Tensor = adapter.forward(tokens, None, exact_attention(adapter.ropes))
     return found
 
 

@@ -465,6 +465,8 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, notes: list[str]) ->
         raise damaged(name, f"weights of another shape than its configuration: {_some(names)}")
     if "key_mapping" not in special:  # of a composite, only the language model is wanted
         notes += _without_a_place(name, report["unexpected_keys"])
+    if is_mxfp4(config):
+        nn.Module.to(model, dtype)  # older versions leave what they unpacked in bfloat16
     if "key_mapping" in special:
         vars(model).pop("_weight_conversions", None)  # or saving would turn the names back
     loaded: PreTrainedModel = model
