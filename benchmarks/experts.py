@@ -6,7 +6,8 @@ Teams of 1 to 16 workers and completions of one prompt, all behind 1 k. A pass r
 so these are counted: the floor is all other linear layers in one CUDA graph, plus the bytes of those experts and
 of the keys and values in use at the speed of a copy. The same passes are made by three engines with the same weights: with our kernels
 (`manyhands/model/kernels/experts.py`) and a count in every layer, which is not timed, with our kernels alone, and with the
-experts and routers of transformers, as it was without these kernels. The weights are random, so a token's experts are as well.
+experts and routers of transformers, as it was without these kernels. Experts in mxfp4 (`kernels/mxfp4.py`) are held against ours
+in 16 bits instead, where these have room. The weights are random, so a token's experts are as well.
 
 The gate: experts of the first layer against float64, one token and one expert after the other; and whole steps as in
 `benchmarks/decode.py`, where the other side is given the experts that ours has chosen. Left to itself it would round
@@ -20,7 +21,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +40,18 @@ from benchmarks.decode import (
 from benchmarks.engine_parts import executor_of
 from benchmarks.gate import Checked, check_against, compare, plain
 from benchmarks.results import Clock, Results, parser
-from benchmarks.shapes import SHAPES, TINY_EXPERTS
+from benchmarks.shapes import SHAPES, TINY_EXPERTS, TINY_MXFP4
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.evaluation.bench import fill, seat, time_passes, timing, tokens_in_use, views_of
 from manyhands.model.experts import gate_of, routing_of, usual_of
+from manyhands.model.quantised.mxfp4 import Mxfp4Stack
 
 HISTORY, COMPLETIONS = 1024, (32, 64, 128, 256)
 _SERIES = 3  # of passes, of which the last one counts
+_ROOM = 0.6  # of a device's memory for experts in 16 bits
 _CHECKED = 24  # tokens whose experts are looked at in float64
 
 
@@ -57,7 +60,9 @@ class Experts(Decode):
 
     def __init__(self, name: str, arguments: argparse.Namespace, clock: Clock) -> None:
         super().__init__(name, arguments, clock)
-        self.shape = TINY_EXPERTS if arguments.tiny else SHAPES[name]
+        self.shape = SHAPES[name]
+        if arguments.tiny:
+            self.shape = TINY_MXFP4 if self.shape.is_mxfp4 else TINY_EXPERTS
         self.results = Results(f"experts_{name}", arguments, clock)
         self.lengths = (32,) if arguments.tiny else (HISTORY,)
         self.completions = (8,) if arguments.tiny else COMPLETIONS
@@ -78,7 +83,7 @@ class Experts(Decode):
             watched = self._each(place, self._watched)
             right = {rows for rows, found in watched.items() if found is not None}
             ours = self._each(place, self._timed, right)
-            before = self._each(place, self._timed_before, right & set(ours))
+            before = self._before(place, right & set(ours))
         for rows, seconds in ours.items():
             gate, read, in_use = watched[rows]
             num_bytes = self.results.content["kv_bytes_per_token"] * in_use
@@ -96,6 +101,20 @@ class Experts(Decode):
                 gate=gate,
             )
 
+    def _before(self, place: Path, wanted: Set[int]) -> dict[int, Any]:
+        """Passes with the modelling code's experts; or, if these have mxfp4, with ours in 16 bits, where they have room."""
+        if not self.shape.is_mxfp4:
+            return self._each(place, self._timed_before, wanted)
+        whole = replace(self.shape, config={**self.shape.config, "quantization_config": None})
+        experts = self.shape.num_experts * self.shape.num_layers
+        if self.device.type == "cuda":
+            room = torch.cuda.get_device_properties(self.device).total_memory
+            if experts * whole.expert_bytes(self.dtype.itemsize) > _ROOM * room:
+                self.results.leave_out("experts in 16 bits", "no room")
+                return {}
+        with tempfile.TemporaryDirectory() as folder:
+            return self._each(whole.write(Path(folder)), self._timed, wanted)
+
     def _each(
         self, place: Path, work: Callable[[Engine, Block, int], Any], wanted: Set[int] | None = None
     ) -> dict[int, Any]:
@@ -107,7 +126,8 @@ class Experts(Decode):
             if wanted is not None and rows not in wanted:
                 continue
             if self.clock.allows(3):
-                found[rows] = work(engine, history, rows)
+                with self.results.surviving(f"{rows} rows, {work.__name__.strip('_')}"):
+                    found[rows] = work(engine, history, rows)
                 self.clock.say(f"{work.__name__.strip('_')}, {rows} rows")
             else:
                 self.results.leave_out(f"{rows} rows, {work.__name__.strip('_')}", "no time")
@@ -136,6 +156,7 @@ class Experts(Decode):
         if not (step.is_green and op.is_green):
             self.results.add("red", rows=rows, gate=gate)
             return None
+        del views, twins  # their pages are wanted
         self._timed(engine, history, rows)
         read = float(self.watch.read.sum() / self.watch.passes.sum())
         return gate, read, in_use
@@ -226,7 +247,7 @@ def as_before(engine: Engine) -> Iterator[None]:
     for module in executor_of(engine).adapter.model.modules():
         if (usual := usual_of(module)) is not None:
             kept.append((module, vars(module)["forward"]))
-            module.forward = usual
+            module.forward = module.one_by_one if isinstance(module, Mxfp4Stack) else usual
     try:
         yield
     finally:
@@ -237,26 +258,26 @@ def as_before(engine: Engine) -> Iterator[None]:
 @torch.inference_mode()
 def check_experts(stack: Any, dtype: torch.dtype, device: torch.device) -> Checked:
     """A stack as it is called, against float64, each token through one of its experts after the other."""
-    both, down = stack.gate_up_proj, stack.down_proj
     gate = gate_of(stack)
     assert gate is not None, "it was found by its gate"
-    clamp, chosen = gate[1], min(4, len(both))
-    size = both.shape[1] if clamp else both.shape[2]
+    clamp, chosen = gate[1], min(4, stack.num_experts)
+    size = weight_of(stack, "gate_up_proj", 0).shape[1]
     x = torch.randn(_CHECKED, size, device=device).to(dtype)
-    index = torch.rand(_CHECKED, len(both), device=device).topk(chosen).indices
+    index = torch.rand(_CHECKED, stack.num_experts, device=device).topk(chosen).indices
     shares = torch.rand(_CHECKED, chosen, device=device).to(dtype)
     out = stack(x, index, shares)
     both_bias, down_bias = (
-        torch.zeros(len(weights), 1, dtype=torch.float64, device=device)
+        torch.zeros(stack.num_experts, 1, dtype=torch.float64, device=device)
         if (bias := getattr(stack, f"{name}_bias", None)) is None
         else bias.double()
-        for name, weights in (("gate_up_proj", both), ("down_proj", down))
+        for name in ("gate_up_proj", "down_proj")
     )
     want = torch.zeros(out.shape, dtype=torch.float64, device=device)
     for token in range(_CHECKED):
         for expert, share in zip(index[token].tolist(), shares[token].double(), strict=True):
-            first, second = both[expert].double(), down[expert].double()
-            first, second = (first.T, second.T) if clamp else (first, second)
+            first, second = (
+                weight_of(stack, name, expert) for name in ("gate_up_proj", "down_proj")
+            )
             inner = first @ x[token].double() + both_bias[expert]
             if clamp:
                 alpha, limit = clamp
@@ -267,6 +288,14 @@ def check_experts(stack: Any, dtype: torch.dtype, device: torch.device) -> Check
                 inner = functional.silu(turned) * value
             want[token] += share * (second @ inner + down_bias[expert])
     return check_against(out, want)
+
+
+def weight_of(stack: Any, name: str, expert: int) -> Tensor:
+    """The weight [N, K] of one expert in float64."""
+    if isinstance(stack, Mxfp4Stack):
+        return stack.dequantised(name, expert, torch.float64)
+    weight: Tensor = getattr(stack, name)[expert].double()
+    return weight.T if stack.is_transposed else weight
 
 
 def main(words: list[str] | None = None) -> None:

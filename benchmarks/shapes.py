@@ -40,10 +40,16 @@ class Shape:
         """Experts of a layer; 0 where every token goes through the same MLP."""
         return int(self.config.get("num_experts") or self.config.get("num_local_experts") or 0)
 
+    @property
+    def is_mxfp4(self) -> bool:
+        """Whether its experts come in mxfp4."""
+        return bool(self.config.get("quantization_config"))
+
     def expert_bytes(self, itemsize: int) -> int:
-        """Bytes of one expert of one layer, without biases."""
+        """Bytes of one expert of one layer, without biases; in mxfp4 17 for 32 numbers, whatever the item size."""
         inner = self.config.get("moe_intermediate_size") or self.config["intermediate_size"]
-        return 3 * int(self.config["hidden_size"]) * int(inner) * itemsize
+        numbers = 3 * int(self.config["hidden_size"]) * int(inner)
+        return numbers * 17 // 32 if self.is_mxfp4 else numbers * itemsize
 
     def products(self) -> list[tuple[int, int]]:
         """Every linear layer of one pass as (in, out), query with key and value, gate with up: in order.
@@ -82,6 +88,29 @@ def _shape(title: str, model_type: str, architecture: str, **config: Any) -> Sha
 
 
 _LLAMA = {"rms_norm_eps": 1e-5, "vocab_size": 32016, "max_position_embeddings": 32768}
+
+
+def _gpt_oss(title: str, **other: Any) -> Shape:
+    """The shape of gpt-oss-20b, but for `other`."""
+    config = {
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "sliding_window": 128,
+        "layer_types": ["sliding_attention", "full_attention"] * 12,
+        "attention_bias": True,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": 201088,
+        "max_position_embeddings": 131072,
+        **other,
+    }
+    return _shape(title, "gpt_oss", "GptOssForCausalLM", **config)
+
 
 SHAPES: dict[str, Shape] = {
     "qwen3-8b": _shape(
@@ -165,24 +194,17 @@ SHAPES: dict[str, Shape] = {
         vocab_size=151936,
         max_position_embeddings=40960,
     ),
-    "gpt-oss-20b": _shape(
-        "gpt-oss-20b",
-        "gpt_oss",
-        "GptOssForCausalLM",
-        hidden_size=2880,
-        intermediate_size=2880,
-        num_local_experts=32,
-        num_experts_per_tok=4,
-        num_hidden_layers=24,
-        num_attention_heads=64,
-        num_key_value_heads=8,
-        head_dim=64,
-        sliding_window=128,
-        layer_types=["sliding_attention", "full_attention"] * 12,
-        attention_bias=True,
-        rms_norm_eps=1e-5,
-        vocab_size=201088,
-        max_position_embeddings=131072,
+    "gpt-oss-20b": _gpt_oss("gpt-oss-20b"),
+}
+_MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
+SHAPES |= {
+    "gpt-oss-20b-mxfp4": _gpt_oss("gpt-oss-20b", **_MXFP4),
+    "gpt-oss-120b-mxfp4": _gpt_oss(
+        "gpt-oss-120b",
+        num_local_experts=128,
+        num_hidden_layers=36,
+        layer_types=["sliding_attention", "full_attention"] * 18,
+        **_MXFP4,
     ),
 }
 TINY = _shape(
@@ -209,4 +231,16 @@ _TINY_EXPERTS = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
+_TINY_MXFP4 = {
+    "hidden_size": 64,
+    "intermediate_size": 32,
+    "num_local_experts": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "vocab_size": 64,
+}
+TINY_MXFP4 = _gpt_oss("tiny, with experts in mxfp4", **_TINY_MXFP4, **_MXFP4)
 TINY_EXPERTS = Shape("tiny, with experts", {**TINY.config, **_TINY_EXPERTS})

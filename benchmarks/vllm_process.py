@@ -18,7 +18,8 @@ not counted. With it on, vLLM itself decides from the numbers of rows, heads and
 it never did has no line of its own with it.
 
 Random weights are made anew as this engine makes its own (`fill`): vLLM's lie within a thousandth of zero, norms too, and all
-layers' routers are alike. How many *experts* a step reads depends on these numbers, so it is counted in both engines, when
+layers' routers are alike. Embeddings are larger where there are experts: else what rows read of the prompt that they share
+would choose for all of them, and 256 completions would read the experts of one. How many *experts* a step reads depends on these numbers, so it is counted in both engines, when
 everything has been timed, in steps without graphs. Networks with experts go by Triton's kernels (`about_experts` tells
 which numbers they were tuned with): FlashInfer, whose kernels 0.20 prefers where it is installed, is slower on Hopper by
 vLLM's own measurements, and later releases no longer prefer it there (https://github.com/vllm-project/vllm/pull/44220).
@@ -47,6 +48,7 @@ _STRETCH_SECONDS, _CROWD_SECONDS = 1.0, 6.0
 _LEAST_FOR_CASCADE = 8  # rows; vLLM does not cascade fewer
 _PROFILED_STEPS = 12
 COUNTED_STEPS = 8  # of which experts are counted
+EMBEDDED = 1.0  # standard deviation of random embeddings, where there are experts
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -168,8 +170,8 @@ def watch_kernels(worker: Any, is_on: bool) -> dict[str, Any]:
     return {"steps": steps, "kernels": [[name, ms] for ms, name in kernels]}
 
 
-def fill(worker: Any, spread: float) -> None:
-    """Make the weights anew, in the engine's process: matrices at random, norms 1, biases 0."""
+def fill(worker: Any, spread: float, embedded: float) -> None:
+    """Make the weights anew, in the engine's process: matrices at random, with these deviations; norms 1, biases 0."""
     import torch
 
     with torch.inference_mode():
@@ -179,7 +181,7 @@ def fill(worker: Any, spread: float) -> None:
             elif "norm" in name:
                 weight.fill_(1.0)
             else:
-                weight.normal_(std=spread)
+                weight.normal_(std=embedded if "embed" in name else spread)
 
 
 def about_experts(worker: Any) -> dict[str, Any]:
@@ -432,7 +434,8 @@ def start(asked: Asked) -> tuple[Watched, dict[str, Any]]:
         return vllm.SamplingParams(detokenize=False, output_kind=kind, **wanted)
 
     if asked.weights == "dummy":
-        llm.llm_engine.collective_rpc(fill, args=(asked.spread,))
+        embedded = EMBEDDED if asked.has_experts else asked.spread
+        llm.llm_engine.collective_rpc(fill, args=(asked.spread, embedded))
     config = llm.llm_engine.vllm_config
     pages = config.cache_config
     facts = {

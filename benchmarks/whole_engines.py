@@ -57,7 +57,15 @@ from benchmarks.outsiders import VLLM_PACKAGES, VLLM_TUNED
 from benchmarks.results import ROOT, Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY, TINY_EXPERTS, Shape
 from benchmarks.timing import python_loop_ms
-from benchmarks.vllm_process import COUNTED_STEPS, WARM_UP, Asked, Crowd, Tokens, account
+from benchmarks.vllm_process import (
+    COUNTED_STEPS,
+    EMBEDDED,
+    WARM_UP,
+    Asked,
+    Crowd,
+    Tokens,
+    account,
+)
 from manyhands import bundled
 from manyhands.cache.block import Block
 from manyhands.cache.logprobs import Logprobs
@@ -331,6 +339,8 @@ class WholeEngines:
             weights="dummy",
             memory_tokens=max(map(most_memory, self.crowds)),
         )
+        if self.shape.num_experts:
+            embed(engine)
         engine.get_ready()
         self.results.put(
             backend=engine.facts.backend,
@@ -484,6 +494,13 @@ def time_steps(engine: Engine, runs: Iterable[tuple[int, Strategy]], rows: int) 
                 seconds.append(now - last)
             last = now
     return seconds[min(WARM_UP, len(seconds) // 2) :]
+
+
+@torch.inference_mode()
+def embed(engine: Engine) -> None:
+    """Make random embeddings so large that a row's own token chooses its experts, as `fill` of vllm_process does there."""
+    torch.manual_seed(0)
+    executor_of(engine).adapter.model.get_input_embeddings().weight.normal_(std=EMBEDDED)
 
 
 def experts_read(engine: Engine, rows: int, measure: Callable[[], Any]) -> float:

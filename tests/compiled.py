@@ -43,6 +43,7 @@ from manyhands.model.kernels import (
     gated,
     late,
     likeliest,
+    mxfp4,
     norms,
     one_shot,
     ring,
@@ -50,9 +51,11 @@ from manyhands.model.kernels import (
     skinny,
     w4a16,
 )
+from manyhands.model.kernels.experts import ExpertGate
 from manyhands.model.quantised.linear import Float8Linear
 from manyhands.model.quantised.w4a16 import Int4Linear
 
+ROWS = ("_w4a16_product", "_mxfp4_product")  # products in assembly
 CPU, DTYPE = torch.device("cpu"), torch.bfloat16
 HEADS, KV_HEADS, DIM, PAGE = 8, 2, 64, 64
 
@@ -96,7 +99,7 @@ def compile_only(capability: int) -> None:
             "few": options.get("FEW"),
             "stands": options.get("STANDS"),
             "threads": int(re.findall(r"\.reqntid (\d+)", code)[0]),
-            "rows": held_rows(kernel) if self.__name__ == "_w4a16_product" else None,
+            "rows": held_rows(kernel) if self.__name__ in ROWS else None,
             "rings": (rings := [int(size) for size in re.findall(r"\.b8 ring\[(\d+)\]", code)]),
             "illegal": illegal(kernel) if rings else 0,
         }
@@ -207,6 +210,18 @@ def products(capability: int) -> None:
     for tokens in (2, 16, 64):
         w4a16.product(zeros(tokens, 256), *packed, w4a16.Tiles(parts=2), activation="silu")
     w4a16.dequantise(*packed[:3], layer.group, DTYPE)
+    experts = [
+        mxfp4.PackedWeights(
+            torch.zeros(4, outputs // 64, inputs // 32, 256, dtype=torch.int32),
+            torch.zeros(4, outputs // 64, inputs // 32, 16, dtype=torch.int32),
+            zeros(4, outputs),
+        )
+        for outputs, inputs in ((256, 256), (256, 128))
+    ]
+    gate = ExpertGate(clamped=(1.702, 7.0))
+    for tokens in (1, 4, 40):
+        index = torch.zeros(tokens, 2, dtype=torch.int64)
+        mxfp4.experts(zeros(tokens, 256), index, zeros(tokens, 2), *experts, gate)
 
 
 def attention(capability: int) -> None:

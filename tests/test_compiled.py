@@ -27,6 +27,9 @@ KERNELS = {
         "_ring",
         "_w4a16_product",
         "_w4a16_unpack",
+        "_mxfp4_product",
+        "_list",
+        "_add_up",
     ),
     *(ALONE := ("_count", "_decide", "_find", "_fill")),
     *("_search", "_settle", "tables_kernel"),
@@ -42,6 +45,7 @@ PRODUCTS = {
     "_gate_up",
     "_ring",
     "_w4a16_product",
+    "_mxfp4_product",
     "attend_kernel",
     *SPECIALISED,
     *INTEGERS,
@@ -68,12 +72,12 @@ def compiled(capability: int, folder: Path) -> list[dict[str, Any]]:
 
 
 def assert_rows(found: list[dict[str, Any]]) -> None:
-    """Of products with weights of four bits; four have a ring, and each one only."""
+    """Products with weights of four bits hold rows; four have a ring, and each one only."""
     products = [kernel for kernel in found if kernel["rows"] is not None]
     rows = [RING_ROWS if kernel["rings"] else ROWS for kernel in products]
     assert [kernel["rows"] for kernel in products] == rows
     assert sorted(len(kernel["rings"]) for kernel in found)[-5:] == [0, 1, 1, 1, 1]
-    assert len(products) == 9
+    assert len(products) == 9 + 6
     # A launch has 48 KiB without asking the driver. Triton asks by the memory that it knows of, and it knows of no ring.
     assert all(sum(kernel["rings"]) + kernel["shared_memory"] <= 48 << 10 for kernel in products)
     assert not any(kernel["illegal"] for kernel in found)

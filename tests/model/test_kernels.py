@@ -792,12 +792,12 @@ def test_choice_of_experts(num_experts: int, chosen: int, even: bool) -> None:
 
 def test_experts_that_a_token_has_twice_are_in_no_other_list() -> None:
     index = torch.tensor([[3, 3], [0, 1]], device=DEVICE).repeat(20, 1)
-    pairs, counts = experts._lists(index, 5)
+    pairs, counts = experts.list_pairs(index, 5)
     assert counts.tolist() == [20, 20, 0, 40, 0]
     assert pairs[0, :20].tolist() == [2 * (2 * each + 1) for each in range(20)]
     crowded = torch.full((40, 2), 2, device=DEVICE)
     crowded[:5, 0] = 3
-    pairs, counts = experts._lists(crowded, 5)
+    pairs, counts = experts.list_pairs(crowded, 5)
     assert counts.tolist() == [0, 0, 40, 5, 0]
     assert pairs[3, :5].tolist() == [0, 2, 4, 6, 8]
 
@@ -821,6 +821,17 @@ def test_a_token_without_sound_numbers_is_alone_with_them() -> None:
     out = experts.experts(x, index, shares, *stack, experts.ExpertGate())
     assert torch.equal(out[::2], sound[::2])
     assert not out[1].isfinite().any()
+
+
+def test_a_bound_of_a_gate_leaves_a_number_that_is_none() -> None:
+    """A token without sound numbers has no sound result, as it has none with the modelling code."""
+    stack = _stack(CLAMPED, (4, 64, 32, 64), torch.bfloat16, biased=False)
+    x = _normal(3, 64, dtype=torch.bfloat16)
+    x[1] = float("nan")
+    shares, index = _chosen(3, 4, 2)
+    out = experts.experts(x, index, shares, *stack, CLAMPED)
+    assert not out[1].isfinite().any()
+    assert out[::2].isfinite().all()
 
 
 def test_experts_that_are_equally_likely_are_different_ones() -> None:

@@ -22,6 +22,7 @@ from manyhands.errors import UnsupportedModel
 from manyhands.hub import in_short
 from manyhands.model.families import reject
 from manyhands.model.quantised.linear import Quantised
+from manyhands.model.quantised.mxfp4 import Mxfp4Stack, stacks_for_mxfp4
 from manyhands.model.quantised.quantise import make_room
 from manyhands.model.quiet import quiet
 from manyhands.model.unlisted import enter
@@ -42,17 +43,21 @@ def dummy_model(
     dtype: torch.dtype,
     seed: int = 0,
     quantise: str = "none",
+    mxfp4: bool = False,
     shape: Callable[[Any], None] = lambda model: None,
 ) -> PreTrainedModel:
     """A model of this configuration with random weights; the same seed gives the same weights.
 
-    With `quantise` ("fp8", "int4") its linear layers are made quantised from the start. `shape` may change
-    the network before it gets memory.
+    With `quantise` ("fp8", "int4") its linear layers are made quantised from the start, with `mxfp4` its stacks of experts.
+    `shape` may change the network before it gets memory.
     """
     model: Any = bare_model(config, dtype)
     shape(model)
     if quantise != "none":
         make_room(model, quantise)
+    if mxfp4:
+        for name, stack in list(stacks_for_mxfp4(model)):
+            model.set_submodule(name, Mxfp4Stack.empty(stack, model.device, dtype))
     model.to_empty(device=device)
     model.tie_weights()
     on_gpu = [device] if device.type == "cuda" else []
@@ -99,7 +104,7 @@ def _fill(model: Any, module: nn.Module) -> None:
     """
     own = dict(module.named_parameters(recurse=False))
     vectors = [p for name, p in own.items() if p.dim() < 2 and not name.endswith("bias")]
-    if isinstance(module, Quantised):
+    if isinstance(module, Quantised | Mxfp4Stack):
         module.fill(STD)
     elif vectors or any(True for _ in module.buffers(recurse=False)):
         model._init_weights(module)

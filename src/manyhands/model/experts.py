@@ -9,7 +9,8 @@ stay where they are; more tokens, and all else, go the way they always went.
     router    gives each token its experts, and a share of what each of them gives
     block     a router and its stack and nothing else: the residual sum behind it adds up what the experts give
 
-All three are recognised by what they compute, on a small probe of the same class. What computes something else (routers that
+Stacks in mxfp4 have kernels of their own (`kernels/mxfp4.py`). All others, and routers and blocks, are recognised by what they
+compute, on a small probe of the same class. What computes something else (routers that
 choose by groups, experts with a norm of their own) is left alone. Logits that the modelling code makes in float32 are made so here.
 """
 
@@ -25,6 +26,7 @@ from torch.nn import functional
 
 from manyhands.model import kernels
 from manyhands.model.layers import activation_name
+from manyhands.model.quantised.mxfp4 import Mxfp4Stack
 from manyhands.model.skinny import ALIGNED, DTYPES, SMALLEST_TILE
 
 _PROBE = 64  # inputs of a probe
@@ -92,6 +94,8 @@ def usual_of(module: nn.Module) -> Callable[..., Any] | None:
 
 def gate_of(module: Any) -> tuple[str, tuple[float, float] | None] | None:
     """The activation, and alpha and limit of one that is clamped, between an expert's products; None if it is no known stack."""
+    if isinstance(module, Mxfp4Stack):
+        return "silu", (module.alpha, module.limit)
     weights: list[Any] = [getattr(module, name, None) for name in _WEIGHTS]
     if not all(isinstance(weight, nn.Parameter) and weight.dim() == 3 for weight in weights):
         return None
@@ -279,7 +283,7 @@ def _block(
 ) -> Any:
     """The outputs of the experts of x [..., K], weighed, [C, ..., K] in float32; or the block as it was, if that takes another way."""
     x = hidden_states.reshape(-1, hidden_states.shape[-1])
-    if not _is_for(x, router.weight, stack.gate_up_proj, stack.down_proj):
+    if not (_is_for(x, router.weight) and _knows(stack, x)):
         return usual(hidden_states)
     _, shares, index = router(x)
     parts = _few(stack, stack.forward.args[2], x, index, shares, in_parts=True)
@@ -299,12 +303,14 @@ def _few(
     in_parts: bool = False,
 ) -> Tensor | None:
     """The experts of few tokens by our kernels, see there; None if that takes another way."""
-    if not _is_for(x, stack.gate_up_proj, stack.down_proj) or index.dim() != 2:
+    if not _knows(stack, x) or index.dim() != 2:
         return None
     from manyhands.model.kernels import experts as own
 
     if len(x) > own.MOST_TOKENS or index.shape[1] > own.MOST_CHOSEN:
         return None
+    if isinstance(stack, Mxfp4Stack):
+        return stack.product(x, index, shares, in_parts=in_parts)
     both, down = (
         own.ExpertWeights(getattr(stack, name), getattr(stack, f"{name}_bias", None))
         for name in _WEIGHTS
@@ -340,6 +346,13 @@ def _route(
     dtype = routing.dtype or x.dtype
     shares, index = own.choose(logits, routing.chosen, even=routing.even, dtype=dtype)
     return logits, shares, index
+
+
+def _knows(stack: Any, x: Tensor) -> bool:
+    """Whether our kernels know such x and the weights of a stack."""
+    if isinstance(stack, Mxfp4Stack):
+        return stack.is_for(x)
+    return _is_for(x, *(getattr(stack, name) for name in _WEIGHTS))
 
 
 def _is_for(x: Tensor, *weights: Tensor) -> bool:

@@ -68,7 +68,8 @@ from manyhands.model.parallel.collectives import Collectives
 from manyhands.model.parallel.cuts import Cutting
 from manyhands.model.parallel.reading import read_part
 from manyhands.model.quantised.block_scales import read_block_scales
-from manyhands.model.quantised.packed_checkpoint import Layout, load_packed
+from manyhands.model.quantised.mxfp4 import is_mxfp4, keeps_mxfp4
+from manyhands.model.quantised.packed_checkpoint import Layout, load_mxfp4, load_packed
 from manyhands.model.quantised.packing import read_packing
 from manyhands.model.quantised.quantise import (
     KINDS,
@@ -120,7 +121,7 @@ def load_adapter(
             is enough, and the tokenizer is None where there is none.
         quantise: How linear layers keep their weights: "auto" (as the checkpoint does: AWQ and GPTQ
             in four bits, FP8 in eight where the device multiplies them, GGUF's Q4_0 and Q4_1 in four
-            on a GPU and all of them rounded to "fp16" on a CPU, others ordinary), "none"
+            on a GPU and all of them rounded to "fp16" on a CPU, others ordinary; gpt-oss's experts in mxfp4 on a GPU, in bfloat16), "none"
             (ordinary ones, whatever the checkpoint does), "fp8" or "int4" (the checkpoint's own bits
             if it has so many, or rounded to nearest from an ordinary one), "fp16" (rounded to float16, on a CPU,
             where products are made in float32).
@@ -262,9 +263,12 @@ def _network(
         plain = _network(found, weights, "none", device, dtype, notes, cutting)
         round_to_fp16(plain)
         return plain
+    keeps_experts = quantise != "none" and cutting is None and keeps_mxfp4(config, device, dtype)
     if weights == "dummy":
         if cutting is None:
-            return dummy_model(config, device=device, dtype=dtype, quantise=kind)
+            return dummy_model(
+                config, device=device, dtype=dtype, quantise=kind, mxfp4=keeps_experts
+            )
         # The same numbers on every rank: what all hold is alike, and what is cut may be anything.
         return dummy_model(
             cutting.config, device=device, dtype=dtype, quantise=kind, shape=cutting.shorten
@@ -294,6 +298,8 @@ def _network(
             unpacked=kind == "none",
             cutting=cutting,
         )
+    if keeps_experts:
+        return _place(load_mxfp4(name, config, device=device, dtype=dtype), device, kind)
     if cutting is not None:
         renamed = _INSIDE if may_be_inside(config) else {}
         part, unknown = read_part(name, cutting, device=device, dtype=dtype, renamed=renamed)
@@ -415,7 +421,7 @@ def _tokenizer(name: str, *, required: bool) -> PreTrainedTokenizerBase | None:
 def _pretrained(name: str, config: Any, dtype: torch.dtype, notes: list[str]) -> PreTrainedModel:
     # gpt-oss is published in mxfp4, which needs kernels from the hub; unpacked it needs nothing.
     special: dict[str, Any] = {}
-    if _is_mxfp4(config):
+    if is_mxfp4(config):
         special = {"quantization_config": Mxfp4Config(dequantize=True)}
     elif may_be_inside(config):
         special = {"config": config, "key_mapping": _INSIDE}
@@ -498,12 +504,6 @@ def _place(model: PreTrainedModel, device: torch.device, kind: str) -> PreTraine
         return nn.Module.to(model, device)
     except torch.OutOfMemoryError as error:
         raise too_small(device, str(model.config.name_or_path)) from error
-
-
-def _is_mxfp4(config: Any) -> bool:
-    packing = getattr(config, "quantization_config", None) or {}
-    method = packing.get("quant_method") if isinstance(packing, dict) else packing.quant_method
-    return str(getattr(method, "value", method)) == "mxfp4"
 
 
 def _some(names: Any) -> str:

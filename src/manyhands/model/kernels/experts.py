@@ -35,13 +35,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from manyhands.attention.compile_at_once import may_launch_nothing
 from manyhands.attention.kernels.overlap import launch_options, take_over
 from manyhands.attention.launches import shared_memory
 from manyhands.model.kernels.gated import ACTIVATIONS, activated
 from manyhands.model.kernels.skinny import Tiles, dot_dtype
 
 MOST_TOKENS = 1024
-_MOST_LOOKED_UP = _LEAST_COLUMNS = 16  # tokens, of more there are lists; tensor cores take no fewer
+MOST_LOOKED_UP = 16  # tokens, of more there are lists
+_LEAST_COLUMNS = 16  # tensor cores take no fewer
 MOST_CHOSEN = 16  # experts of a token
 MOST_EXPERTS = 1024
 _SUMS = 1024  # outputs of a program that adds up
@@ -134,7 +136,7 @@ def _list(
 
 
 @triton.jit
-def _columns(
+def columns_of(
     index,
     pairs,
     counts,
@@ -169,6 +171,15 @@ def _columns(
     return expert, column, column * C + tl.maximum(place, 0), place >= 0
 
 
+@triton.jit
+def clamped(gate, up, alpha, limit):
+    """The gate of gpt-oss between two products. Bounds leave a number that is none what it is, as torch's do."""
+    ALL: tl.constexpr = tl.PropagateNan.ALL
+    gate = tl.minimum(gate, limit, propagate_nan=ALL)
+    up = tl.minimum(tl.maximum(up, -limit, propagate_nan=ALL), limit, propagate_nan=ALL)
+    return gate * tl.sigmoid(gate * alpha) * (up + 1.0)
+
+
 @triton.jit(do_not_specialize=("T",))
 def _gated(
     x,  # [T, K]
@@ -200,7 +211,9 @@ def _gated(
     f = tl.program_id(0) * BLOCK_F + tl.arange(0, BLOCK_F)
     k = tl.arange(0, BLOCK_K)
     take_over(OVERLAP)
-    expert, token, pair, is_chosen = _columns(index, pairs, counts, T, C, BY_PAIR, LISTED, BLOCK_T)
+    expert, token, pair, is_chosen = columns_of(
+        index, pairs, counts, T, C, BY_PAIR, LISTED, BLOCK_T
+    )
     if tl.max(is_chosen.to(tl.int32)) == 0:
         return
     here = weight + expert.to(tl.int64) * 2 * F * K
@@ -245,9 +258,7 @@ def _gated(
     DTYPE: tl.constexpr = out.dtype.element_ty
     gate, up = gate.to(DTYPE).to(tl.float32), up.to(DTYPE).to(tl.float32)
     if TURNS:
-        gate = tl.minimum(gate, limit)
-        up = tl.minimum(tl.maximum(up, -limit), limit)
-        inner = gate * tl.sigmoid(gate * alpha) * (up + 1.0)
+        inner = clamped(gate, up, alpha, limit)
     else:
         inner = activated(gate, ACT).to(DTYPE).to(tl.float32) * up
     where = pair[None, :] * F + f[:, None]
@@ -283,7 +294,7 @@ def _down(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     f = tl.arange(0, BLOCK_F)
     take_over(OVERLAP)
-    expert, _, pair, is_chosen = _columns(index, pairs, counts, T, C, BY_PAIR, LISTED, BLOCK_T)
+    expert, _, pair, is_chosen = columns_of(index, pairs, counts, T, C, BY_PAIR, LISTED, BLOCK_T)
     if tl.max(is_chosen.to(tl.int32)) == 0:
         return
     here = weight + expert.to(tl.int64) * N * F
@@ -351,7 +362,7 @@ def choose(
     assert experts <= MOST_EXPERTS, experts
     logits = logits.contiguous()
     shares = logits.new_empty(tokens, chosen, dtype=dtype)
-    index = torch.empty(tokens, chosen, dtype=torch.int64, device=logits.device)
+    index = _places(tokens, chosen, dtype=torch.int64, device=logits.device)
     if tokens:
         kernel: Any = _choose
         kernel[(tokens,)](
@@ -395,8 +406,8 @@ def experts(
     x, index, shares = x.contiguous(), index.contiguous(), shares.contiguous()
     inner = x.new_empty(tokens, chosen, width)
     overlap = launch_options(x.device)
-    listed = tokens > _MOST_LOOKED_UP
-    lists = _lists(index, num_experts) if listed else (index, index)
+    listed = tokens > MOST_LOOKED_UP
+    lists = list_pairs(index, num_experts) if listed else (index, index)
     groups = num_experts if listed else min(num_experts, tokens * chosen)
     columns = _num_columns(tokens, chosen, num_experts)
     num_parts = triton.cdiv(tokens, columns) if listed else 1
@@ -442,20 +453,28 @@ def experts(
         num_stages=second.stages,
         **common,
     )
-    if in_parts:
-        return out
-    kernel = _add_up
+    return out if in_parts else add_up(parts, out)
+
+
+def add_up(parts: Tensor, out: Tensor) -> Tensor:
+    """Sums, into out [T, N], of what the experts of each token give: parts [C, T, N] in float32, added in their order."""
+    chosen, tokens, outputs = parts.shape
+    kernel: Any = _add_up
     kernel[(tokens, triton.cdiv(outputs, _SUMS))](
-        *(parts, out, tokens, outputs), C=chosen, BLOCK=_SUMS, num_warps=4, **overlap
+        *(parts, out, tokens, outputs),
+        C=chosen,
+        BLOCK=_SUMS,
+        num_warps=4,
+        **launch_options(parts.device),
     )
     return out
 
 
-def _lists(index: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+def list_pairs(index: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     """The pairs of a token and a place [E, T] that have each expert of `index` [T, C], the first ones first, and their number [E]."""
     tokens, chosen = index.shape
-    pairs = torch.empty(num_experts, tokens, dtype=torch.int32, device=index.device)
-    counts = torch.empty(num_experts, dtype=torch.int32, device=index.device)
+    pairs = _places(num_experts, tokens, dtype=torch.int32, device=index.device)
+    counts = _places(num_experts, dtype=torch.int32, device=index.device)
     kernel: Any = _list
     kernel[(num_experts,)](
         *(index, pairs, counts, tokens),
@@ -467,9 +486,15 @@ def _lists(index: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     return pairs, counts
 
 
+def _places(*size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Room for integers by which the next kernel finds weights and tokens; zeros where the one that writes them may not run."""
+    make = torch.zeros if may_launch_nothing() else torch.empty
+    return make(*size, dtype=dtype, device=device)
+
+
 def _num_columns(tokens: int, chosen: int, num_experts: int) -> int:
     """Columns of a tile: all tokens, or of listed ones about twice as many as an expert has if all have as many."""
-    if tokens <= _MOST_LOOKED_UP:
+    if tokens <= MOST_LOOKED_UP:
         return _LEAST_COLUMNS
     twice = int(triton.next_power_of_2(2 * tokens * chosen // num_experts))
     return min(_MOST_COLUMNS, max(_LEAST_LISTED, twice))
@@ -477,7 +502,7 @@ def _num_columns(tokens: int, chosen: int, num_experts: int) -> int:
 
 def choose_tiles(columns: int, gate: ExpertGate) -> tuple[Tiles, Tiles]:
     """The tiles of both products that were fastest on an H200 (benchmarks/results/experts_tiles.json)."""
-    is_few = columns <= _MOST_LOOKED_UP
+    is_few = columns <= MOST_LOOKED_UP
     if gate.clamped is not None:
         return (_IN_TURNS if is_few else _LISTED_IN_TURNS), _USUAL
     return (_FEW_GATED, _USUAL) if is_few else (_USUAL, _LISTED_DOWN)

@@ -61,6 +61,7 @@ from manyhands.attention.launches import shared_memory
 from manyhands.model import kernels
 from manyhands.model.kernels import w4a16_ring as ring
 from manyhands.model.kernels.adding import is_last, sum_of_parts
+from manyhands.model.kernels.fragments import column, halves, hold, multiplied, no_sums, two
 from manyhands.model.kernels.gated import ACTIVATIONS, activated
 
 
@@ -80,21 +81,9 @@ def _unpack_assembly(kind: str, offset: int, minus: int, one: int) -> str:
     return "\n".join([*lines, "}"])
 
 
-def _product_assembly(kind: str) -> str:
-    """Sums of 16 outputs and 8 tokens, and weights and x of 32 inputs in two halves -> sums."""
-    product = f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32"
-    return f"""
-{product} {{$0, $1, $2, $3}}, {{$8, $9, $10, $11}}, {{$16, $17}}, {{$4, $5, $6, $7}};
-{product} {{$0, $1, $2, $3}}, {{$12, $13, $14, $15}}, {{$18, $19}}, {{$0, $1, $2, $3}};
-"""
-
-
 UNPACK_BFLOAT16 = tl.constexpr(_unpack_assembly("bf16", 0x43004300, 0xC3C3C3C3, 0x3F803F80))
 UNPACK_FLOAT16 = tl.constexpr(_unpack_assembly("f16", 0x64006400, 0xE4E4E4E4, 0x3C003C00))
 UNPACK_OPERANDS = tl.constexpr(",".join(["=r"] * 16 + ["r"] * 8))
-PRODUCT_BFLOAT16 = tl.constexpr(_product_assembly("bf16"))
-PRODUCT_FLOAT16 = tl.constexpr(_product_assembly("f16"))
-PRODUCT_OPERANDS = tl.constexpr(",".join(["=f"] * 4 + ["f"] * 4 + ["r"] * 12))
 
 
 def _scales_assembly(kind: str, pair: int, guarded: bool) -> str:
@@ -143,36 +132,6 @@ CHANGE_OPERANDS = tl.constexpr(",".join(["=f"] * 8 + ["f"] * 16))
 
 
 @triton.jit
-def _two(low, high, DTYPE: tl.constexpr):
-    """Two small whole numbers in a word, as numbers of DTYPE."""
-    if tl.bfloat16 == DTYPE:  # the upper half of a float32
-        below = (low.to(tl.float32).to(tl.int32, bitcast=True) >> 16) & 0xFFFF
-        above = high.to(tl.float32).to(tl.int32, bitcast=True) & -0x10000
-    else:
-        below = low.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-        above = high.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) << 16
-    return below | above
-
-
-@triton.jit
-def _halves(words, DTYPE: tl.constexpr):
-    """The numbers of DTYPE in the lower and in the upper half of words."""
-    if tl.bfloat16 == DTYPE:
-        low = (words << 16).to(tl.float32, bitcast=True)
-        high = (words & -0x10000).to(tl.float32, bitcast=True)
-    else:
-        low = words.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-        high = (words >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    return low, high
-
-
-@triton.jit
-def _column(words, at):
-    """One of the four columns of words [threads, 4]: [threads, 1]."""
-    return tl.sum(tl.where(tl.arange(0, 4)[None, :] == at, words, 0), axis=1)[:, None]
-
-
-@triton.jit
 def _unpacked(words, zeros, FAST: tl.constexpr, DTYPE: tl.constexpr):
     """Weights less their zeros: words (r, j) -> for each of the four (c, h), two weights in a word."""
     if not FAST:
@@ -196,41 +155,10 @@ def _unpacked(words, zeros, FAST: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def _unpacked_twin(words, zeros, at, DTYPE: tl.constexpr):
-    word = _column(words, at)
+    word = column(words, at)
     i = tl.arange(0, 4)[None, :]
     zero = (zeros >> (8 * (at // 2 * 2 + i % 2))) & 0xFF
-    return _two(((word >> (4 * i)) & 0xF) - zero, ((word >> (4 * i + 16)) & 0xF) - zero, DTYPE)
-
-
-@triton.jit
-def _multiplied(sums, first, second, x, FAST: tl.constexpr, DTYPE: tl.constexpr):
-    """Sums (h, e) of 16 outputs and 8 tokens, and the product of weights (c, h) of both j with x (j, c)."""
-    if not FAST:
-        sums += _multiplied_twin(first, second, x, DTYPE)
-    else:
-        sums = tl.inline_asm_elementwise(
-            PRODUCT_BFLOAT16 if tl.bfloat16 == DTYPE else PRODUCT_FLOAT16,
-            PRODUCT_OPERANDS,
-            [sums, first, second, x],
-            dtype=tl.float32,
-            is_pure=True,
-            pack=4,
-        )
-    return sums
-
-
-@triton.jit
-def _multiplied_twin(first, second, x, DTYPE: tl.constexpr):
-    WARPS: tl.constexpr = first.shape[0] // 32
-    low, high = _halves(tl.join(first, second), DTYPE)
-    weights = tl.reshape(tl.join(low, high), (WARPS, 8, 4, 2, 2, 2, 2))  # warp, g t, c h, j, e
-    weights = tl.reshape(tl.permute(weights, (0, 4, 1, 5, 3, 2, 6)), (WARPS, 16, 32))
-    low, high = _halves(x, DTYPE)
-    inputs = tl.reshape(tl.join(low, high), (WARPS, 8, 4, 2, 2, 2))  # warp, token t, j c, e
-    inputs = tl.reshape(tl.permute(inputs, (0, 3, 4, 2, 5, 1)), (WARPS, 32, 8))
-    product = tl.sum(weights[:, :, :, None] * inputs[:, None, :, :], axis=2)
-    product = tl.reshape(product, (WARPS, 2, 8, 4, 2))  # warp, h g, t e
-    return tl.reshape(tl.permute(product, (0, 2, 3, 1, 4)), (WARPS * 32, 4))
+    return two(((word >> (4 * i)) & 0xF) - zero, ((word >> (4 * i + 16)) & 0xF) - zero, DTYPE)
 
 
 @triton.jit
@@ -244,8 +172,8 @@ def _scales(
     """Words (p, r) of two scales -> those (r, h) of one p; guarded: fit to be divided by, never 0."""
     WHICH: tl.constexpr = PAIR + 2 * GUARDED
     if not FAST:
-        low0, high0 = _halves(_column(words, 2 * PAIR), SCALES)
-        low1, high1 = _halves(_column(words, 2 * PAIR + 1), SCALES)
+        low0, high0 = halves(column(words, 2 * PAIR), SCALES)
+        low1, high1 = halves(column(words, 2 * PAIR + 1), SCALES)
         i = tl.arange(0, 4)[None, :]
         scales = tl.where(i < 2, tl.where(i == 0, low0, high0), tl.where(i == 2, low1, high1))
         if GUARDED:
@@ -302,16 +230,7 @@ def _changed(sums0, sums1, before, now, FAST: tl.constexpr):
 def _of_outputs(scales, r):
     """Of scales (r, h), those of one r for sums (h, e)."""
     below = tl.arange(0, 4)[None, :] < 2
-    return tl.where(below, _column(scales, 2 * r), _column(scales, 2 * r + 1))
-
-
-@triton.jit
-def _hold(HOLD: tl.constexpr):
-    """Loads in front of this are begun in front of it: the assembler moves none of them behind."""
-    if HOLD:
-        tl.inline_asm_elementwise(
-            "bar.warp.sync 0xffffffff; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
-        )
+    return tl.where(below, column(scales, 2 * r), column(scales, 2 * r + 1))
 
 
 # -- the product -----------------------------------------------------------------------------------
@@ -382,15 +301,6 @@ def _all_scales(
     for p in tl.static_range(PAIRS):
         scales = scales + (_scales(words, p, GUARDED, FAST, SCALES),)
     return scales
-
-
-@triton.jit
-def _zeros(SUMS: tl.constexpr, THREADS: tl.constexpr):
-    """So many sums of nothing."""
-    sums = ()
-    for _ in tl.static_range(SUMS):
-        sums = sums + (tl.zeros((THREADS, 4), dtype=tl.float32),)
-    return sums
 
 
 @triton.jit
@@ -508,7 +418,7 @@ def _of_tile(
         for n in tl.static_range(EIGHTS):
             token = tl.minimum(first + 8 * n + g, T - 1)
             at_x = at_x + (x + token * half_inputs + t * 4,)
-    acc = _zeros(SUMS, THREADS)
+    acc = no_sums(SUMS, THREADS)
     if COMPACT:
         scales = _all_scales(factors[0], PAIRS, True, FAST, SCALES)
     for span in range(begin, end):
@@ -525,7 +435,7 @@ def _of_tile(
             next_factors = _factors(
                 at_scales, at_zeros, after, half_width, quarter_width, GROUPS, PAIRS
             )
-            _hold(HOLD)
+            hold(HOLD)
         for step in tl.static_range(STEPS):
             words_of_scales = factors[step * 32 // GROUP * (1 + PAIRS)]
             if step * 32 % GROUP == 0:  # a group begins
@@ -534,7 +444,7 @@ def _of_tile(
                     sums = _all_changed(acc, scales, now, SUMS, PER_PAIR, FAST)
                     scales = now
                 else:
-                    sums = _zeros(SUMS, THREADS)
+                    sums = no_sums(SUMS, THREADS)
             inputs = ()
             for n in tl.static_range(EIGHTS):
                 if RING:
@@ -551,7 +461,7 @@ def _of_tile(
                 for n in tl.static_range(EIGHTS):
                     for r in tl.static_range(2):
                         more = more + (
-                            _multiplied(
+                            multiplied(
                                 sums[(p * EIGHTS + n) * 2 + r],
                                 weights[2 * r],
                                 weights[2 * r + 1],
@@ -574,7 +484,7 @@ def _of_tile(
             words = next_words if AHEAD == 2 else ahead
             next_words = ahead
     if COMPACT:
-        acc = _all_scaled(_zeros(SUMS, THREADS), acc, scales, SUMS, PER_PAIR, FAST)
+        acc = _all_scaled(no_sums(SUMS, THREADS), acc, scales, SUMS, PER_PAIR, FAST)
 
     thread = tl.arange(0, THREADS)[:, None, None]
     rows, half = _places(tile_n, thread, PAIRS, ROW_WARPS, GATED)

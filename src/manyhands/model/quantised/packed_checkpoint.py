@@ -1,4 +1,4 @@
-"""Checkpoints in four bits (AWQ, GPTQ) and in eight (FP8) read without the packages that made them.
+"""Checkpoints in four bits (AWQ, GPTQ, experts in mxfp4) and in eight (FP8) read without the packages that made them.
 
 The network is built on the meta device, and each linear layer for which the checkpoint has packed
 numbers becomes a layer of ours on its device, one at a time. A `Layout` says how one layer is packed:
@@ -26,6 +26,7 @@ from manyhands.model.devices import too_small
 from manyhands.model.dummy import bare_model, mend_buffers
 from manyhands.model.parallel.cuts import Cutting
 from manyhands.model.quantised.linear import Quantised
+from manyhands.model.quantised.mxfp4 import PARTS, PRODUCTS, Mxfp4Stack, stacks_for_mxfp4
 
 _NOT_NEEDED = ("rotary_emb.inv_freq", "self_attn.masked_bias")  # buffers of old checkpoints
 _PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -98,6 +99,30 @@ def load_packed(
             )
     except SafetensorError as error:
         raise damaged(name, f"unreadable weights ({in_short(error)})") from error
+
+
+def load_mxfp4(
+    name: str, config: Any, *, device: torch.device, dtype: torch.dtype
+) -> PreTrainedModel:
+    """The network of a checkpoint whose experts are published in mxfp4, a folder or a name on the hub; they keep their bits.
+
+    Raises ModelNotFound, UnsupportedModel, OutOfMemory.
+    """
+    folder = weights_folder(name)
+    try:
+        with ExitStack() as stack:
+            files = [
+                stack.enter_context(safe_open(path, framework="pt", device=str(device)))
+                for path in weights_files(name, folder)
+            ]
+            tensors = {key: file for file in files for key in file.keys()}  # noqa: SIM118  # not a dict
+            model = _with_experts(_Tensors(name, tensors), config, device, dtype)
+    except SafetensorError as error:
+        raise damaged(name, f"unreadable weights ({in_short(error)})") from error
+    except torch.OutOfMemoryError as error:
+        raise too_small(device, name) from error
+    ready: PreTrainedModel = model.train(False)
+    return ready
 
 
 class Source(Protocol):
@@ -175,11 +200,39 @@ def _load(
             model.set_submodule(
                 name, layer if cutting is None else _part(tensors, name, layer, cutting)
             )
+    _check_empty(tensors)
+    return model
+
+
+def _with_experts(tensors: _Tensors, config: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    model: Any = bare_model(config, dtype)
+    stacks = dict(stacks_for_mxfp4(model))
+    for name in stacks:
+        model.set_submodule(name, nn.Identity())  # no memory for what comes packed
+    model.to_empty(device=device)
+    model.tie_weights()
+    with torch.no_grad():
+        mend_buffers(model)
+        _copy(tensors, model, None)
+        for name, stack in stacks.items():
+            keys = [f"{product}_{part}" for product in PRODUCTS for part in PARTS]
+            found = {key: tensors.take(f"{name}.{key}") for key in keys}
+            try:
+                made = Mxfp4Stack.published(stack, found, dtype)
+            except UnsupportedModel as error:
+                raise UnsupportedModel(
+                    f"{tensors.name!r}, {name}: {error}", hint=error.hint
+                ) from error
+            model.set_submodule(name, made)
+    _check_empty(tensors)
+    return model
+
+
+def _check_empty(tensors: _Tensors) -> None:
     tensors.drop(key for key in list(tensors.left) if key.endswith(_NOT_NEEDED))
     if tensors.left:
         some = ", ".join(sorted(tensors.left)[:3])
         raise damaged(tensors.name, f"{len(tensors.left)} weights without a place: {some}")
-    return model
 
 
 def _linear(model: nn.Module, name: str) -> nn.Linear:

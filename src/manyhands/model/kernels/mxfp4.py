@@ -1,0 +1,409 @@
+"""Experts whose weights have four bits, as gpt-oss is published (mxfp4): 16 numbers, and a power of two for 32 of them.
+
+Like `kernels/experts.py`: a program is for one expert and a tile of its outputs, and finds its tokens in one of two ways. The weights
+lie as tensor cores want them from each thread (`kernels/fragments.py`, `model/quantised/mxfp4.py` has the formulas): a thread loads
+16 bytes straight into registers, a warp 512 side by side.
+
+A weight has a sign, two bits of an exponent and one of a mantissa. At the end of a bfloat16's exponent and at the beginning of its
+mantissa, in front of nothing but zeros, these three bits are the number times 2 ** -126, also where the exponent is 0, because
+bfloat16 has such small numbers too. One multiplication with 2 ** 126 and the power of two of 32 inputs makes the
+weight, exactly. So a word of eight takes fifteen instructions: the bits
+lie in it so that half the pairs need one shift at most.
+
+With few tokens the warps of a program share the inputs, one span after the other, so that reading is spread over many of them,
+and their sums meet at the end. With more tokens each warp has outputs of its own.
+
+    T  tokens      E  experts      C  experts of a token      K  inputs      F  width inside an expert      N  outputs
+"""
+
+# Kernels are written in Triton's language, which has no types of Python's.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment, var-annotated"
+# Nor can it unpack a tuple into another one, so tuples are added.
+# ruff: noqa: RUF005
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from manyhands.attention.kernels.overlap import launch_options, take_over
+from manyhands.model.kernels.experts import (
+    MOST_CHOSEN,
+    MOST_TOKENS,
+    ExpertGate,
+    add_up,
+    clamped,
+    columns_of,
+    list_pairs,
+)
+from manyhands.model.kernels.fragments import column, halves, hold, multiplied, no_sums, two
+
+
+def _unpack_assembly() -> str:
+    """Four words and a word of four factors (r, h), as exponents -> 16 registers of two weights each."""
+    lines = ["{", ".reg .b32 moved, part, none, by0, by1, by2, by3;", "mov.b32 none, 0x80008000;"]
+    for i in range(4):
+        lines += [f"prmt.b32 by{i}, $20, 0, 0x4{i}4{i};", f"shl.b32 by{i}, by{i}, 7;"]
+    for word in range(4):
+        for i in range(4):
+            to, source = f"${4 * word + i}", f"${16 + word}"
+            if i in (0, 2):
+                if i:
+                    lines.append(f"shl.b32 moved, {source}, 6;")
+                    source = "moved"
+                lines.append(f"and.b32 {to}, {source}, 0x81C081C0;")
+            else:
+                number, sign = ("shl.b32", 3), 1
+                if i == 3:
+                    number, sign = ("shr.u32", 5), 5
+                lines += [
+                    f"{number[0]} part, {source}, {number[1]};",
+                    "and.b32 part, part, 0x01C001C0;",
+                    f"shl.b32 moved, {source}, {sign};",
+                    # 0xEA is (a & b) | c.
+                    f"lop3.b32 {to}, moved, 0x80008000, part, 0xEA;",
+                ]
+            lines.append(f"fma.rn.bf16x2 {to}, {to}, by{word // 2 * 2 + i % 2}, none;")
+    return "\n".join([*lines, "}"])
+
+
+_UNPACK = tl.constexpr(_unpack_assembly())
+_UNPACK_OPERANDS = tl.constexpr(",".join(["=r"] * 16 + ["r"] * 8))
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How the work is cut.
+
+    Pairs of 16 outputs of a warp (1 or 2), warps along outputs and along inputs, steps of 32 inputs that a warp asks for at a time.
+    """
+
+    pairs: int = 1
+    row_warps: int = 1
+    input_warps: int = 4
+    span: int = 2
+
+    @property
+    def halves(self) -> int:
+        """Halves of blocks of 64 outputs that a program has."""
+        return self.pairs * self.row_warps
+
+
+# The fastest ones on an H200 (benchmarks/results/mxfp4_tiles.json).
+_MOST_LOOKED_UP = 8  # tokens: one eight of columns
+_SINGLE = Tiles(row_warps=2, input_warps=2, span=4), Tiles(span=4)
+_FEW = Tiles(row_warps=2, input_warps=2, span=3)
+_LISTED = Tiles(row_warps=2, input_warps=2)
+_MANY = Tiles(row_warps=4, input_warps=1)
+
+
+class PackedWeights(NamedTuple):
+    """The weights of all experts of one product, and the biases [E, N], if there are any."""
+
+    packed: Tensor  # int32 [E, N / 64, K / 32, 256], see `quantised/mxfp4.py`
+    factors: Tensor  # int32 [E, N / 64, K / 32, 16]
+    bias: Tensor | None = None
+
+
+@triton.jit
+def _unpacked(words, factors, FAST: tl.constexpr):
+    """Weights: words (r, j) and exponents of their factors (r, h) -> for each of the four (c, h), two weights in a word."""
+    if not FAST:
+        weights = (
+            _unpacked_twin(words, factors, 0),
+            _unpacked_twin(words, factors, 1),
+            _unpacked_twin(words, factors, 2),
+            _unpacked_twin(words, factors, 3),
+        )
+    else:
+        weights = tl.inline_asm_elementwise(
+            _UNPACK,
+            _UNPACK_OPERANDS,
+            [words, factors],
+            dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+            is_pure=True,
+            pack=4,
+        )
+    return weights
+
+
+@triton.jit
+def _unpacked_twin(words, factors, at):
+    word = column(words, at)
+    i = tl.arange(0, 4)[None, :]
+    number = tl.where(i < 3, word << (3 * i), word >> 5) & 0x01C001C0
+    sign = (word << ((0x5610 >> (4 * i)) & 0xF)) & -0x7FFF8000
+    low, high = halves(number | sign, tl.bfloat16)
+    factor = ((factors >> (8 * (at // 2 * 2 + i % 2))) & 0xFF) << 23
+    factor = factor.to(tl.float32, bitcast=True)
+    return two(low * factor, high * factor, tl.bfloat16)
+
+
+@triton.jit
+def _words(at, left, SPAN: tl.constexpr, PAIRS: tl.constexpr):
+    """The words (r, j) of one span, as far as steps are left: a tensor for every 32 inputs and 32 outputs."""
+    words = ()
+    for step in tl.static_range(SPAN):
+        for p in tl.static_range(PAIRS):
+            here = at + (step * 256 + p * 128)
+            # A step that is not there may have any words: its factors are 0.
+            words = words + (tl.load(here, mask=step < left, eviction_policy="evict_first"),)
+    return words
+
+
+@triton.jit
+def _factors(at, left, SPAN: tl.constexpr, PAIRS: tl.constexpr):
+    """As many words of four factors (r, h)."""
+    factors = ()
+    for step in tl.static_range(SPAN):
+        for p in tl.static_range(PAIRS):
+            factors = factors + (tl.load(at + (step * 16 + p * 8), mask=step < left, other=0),)
+    return factors
+
+
+@triton.jit
+def _pair_of(
+    column, index, pairs, counts, T, expert, group, C: tl.constexpr, LISTED: tl.constexpr
+):  # fmt: skip
+    """Of columns of any shape the pair of a token and a place, 0 for one that is not the expert's; and whether it is."""
+    if LISTED:
+        is_its = column < tl.load(counts + group)
+        pair = tl.load(pairs + group * T + column, mask=is_its, other=0)
+    else:
+        pair = column * 0
+        is_its = column < 0
+        for number in tl.static_range(C):
+            chosen = tl.load(index + column * C + number, mask=column < T, other=-1).to(tl.int32)
+            pair = tl.where(chosen == expert, column * C + number, pair)
+            is_its = is_its | (chosen == expert)
+    return pair, is_its
+
+
+@triton.jit
+def _summed(a, b, ROW_WARPS: tl.constexpr, INPUT_WARPS: tl.constexpr):
+    """Sums (h, e) of r = 0 and 1 of all warps along the inputs -> [row warps * 32, h, e, r]."""
+    both = tl.join(a, b)
+    if INPUT_WARPS > 1:
+        both = tl.sum(tl.reshape(both, (ROW_WARPS, INPUT_WARPS, 256)), axis=1)
+    return tl.reshape(both, (ROW_WARPS * 32, 2, 2, 2))
+
+
+@triton.jit(do_not_specialize=("T",))
+def _mxfp4_product(
+    x,  # [T, K / 2] int32, of two numbers each; or, of every pair, [T, C, K / 2]
+    packed,
+    factors_of,
+    bias,  # [E, N], or nothing
+    index,  # [T, C]
+    pairs,
+    counts,
+    shares,  # [T, C], or nothing
+    out,  # GATED: [T, C, N / 2]; else [C, T, N] float32
+    T,
+    N,
+    half_inputs,
+    steps,  # K / 32
+    alpha,
+    limit,
+    C: tl.constexpr,
+    BY_PAIR: tl.constexpr,
+    LISTED: tl.constexpr,
+    GATED: tl.constexpr,  # x is one of tokens, outputs are gates and values in turns
+    BIAS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    ROW_WARPS: tl.constexpr,
+    INPUT_WARPS: tl.constexpr,
+    EIGHTS: tl.constexpr,
+    SPAN: tl.constexpr,
+    FAST: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Program (tile of outputs, group, part of the group's tokens), see `experts.py`."""
+    THREADS: tl.constexpr = 32 * ROW_WARPS * INPUT_WARPS
+    SUMS: tl.constexpr = 2 * PAIRS * EIGHTS
+    tile, group = tl.program_id(0), tl.program_id(1)
+    thread = tl.arange(0, THREADS)[:, None]
+    four = tl.arange(0, 4)[None, :]
+    g, t = thread % 32 // 4, thread % 4
+    take_over(OVERLAP)
+    expert, _, _, is_chosen = columns_of(index, pairs, counts, T, C, BY_PAIR, LISTED, 8 * EIGHTS)
+    if tl.max(is_chosen.to(tl.int32)) == 0:
+        return
+
+    blocks = tl.cdiv(N, 64)
+    half = tile * (PAIRS * ROW_WARPS) + thread // (32 * INPUT_WARPS) * PAIRS  # of blocks
+    block = tl.minimum(half // 2, blocks - 1)
+    begin = thread // 32 % INPUT_WARPS * SPAN
+    at = block * steps + begin
+    here = expert.to(tl.int64) * blocks * steps
+    at_words = packed + here * 256 + (at * 256 + half % 2 * 128 + thread % 32 * 4) + four
+    at_factors = factors_of + here * 16 + (at * 16 + half % 2 * 8 + g)
+    first = tl.program_id(2) * (8 * EIGHTS) if LISTED else 0
+    at_x = ()
+    for n in tl.static_range(EIGHTS):
+        pair, _ = _pair_of(first + 8 * n + g, index, pairs, counts, T, expert, group, C, LISTED)
+        if not GATED:
+            row = pair
+        elif LISTED:
+            row = pair // C
+        else:
+            row = tl.minimum(first + 8 * n + g, T - 1)
+        at_x = at_x + (x + (row * half_inputs + begin * 16 + t * 4) + four,)
+
+    ROUND: tl.constexpr = SPAN * INPUT_WARPS  # steps
+    sums = no_sums(SUMS, THREADS)
+    left = steps - begin
+    words = _words(at_words, left, SPAN, PAIRS)
+    factors = _factors(at_factors, left, SPAN, PAIRS)
+    for _ in range(tl.cdiv(steps, ROUND)):
+        at_words += ROUND * 256
+        at_factors += ROUND * 16
+        next_words = _words(at_words, left - ROUND, SPAN, PAIRS)
+        next_factors = _factors(at_factors, left - ROUND, SPAN, PAIRS)
+        hold(FAST)
+        for step in tl.static_range(SPAN):
+            inputs = ()
+            for n in tl.static_range(EIGHTS):
+                inputs = inputs + (tl.load(at_x[n] + step * 16, mask=step < left, other=0),)
+            more = ()
+            for p in tl.static_range(PAIRS):
+                factor = tl.broadcast_to(factors[step * PAIRS + p], (THREADS, 4))
+                weights = _unpacked(words[step * PAIRS + p], factor, FAST)
+                for n in tl.static_range(EIGHTS):
+                    for r in tl.static_range(2):
+                        more = more + (
+                            multiplied(
+                                sums[(p * EIGHTS + n) * 2 + r],
+                                weights[2 * r],
+                                weights[2 * r + 1],
+                                inputs[n],
+                                FAST,
+                                tl.bfloat16,
+                            ),
+                        )
+            sums = more
+        words = next_words
+        factors = next_factors
+        left -= ROUND
+        further = ()
+        for n in tl.static_range(EIGHTS):
+            further = further + (at_x[n] + ROUND * 16,)
+        at_x = further
+
+    thread = tl.arange(0, 32 * ROW_WARPS)[:, None, None]
+    r = tl.arange(0, 2)[None, None, :]
+    DTYPE: tl.constexpr = out.dtype.element_ty
+    for n in tl.static_range(EIGHTS):
+        columns = first + 8 * n + thread % 4 * 2 + tl.arange(0, 2)[None, :, None]
+        pair, is_its = _pair_of(columns, index, pairs, counts, T, expert, group, C, LISTED)
+        if not GATED:
+            share = tl.load(shares + pair, mask=is_its, other=0.0).to(tl.float32)
+        for p in tl.static_range(PAIRS):
+            result = _summed(
+                sums[(p * EIGHTS + n) * 2], sums[(p * EIGHTS + n) * 2 + 1], ROW_WARPS, INPUT_WARPS
+            )
+            half = tile * (PAIRS * ROW_WARPS) + thread // 32 * PAIRS + p
+            low = half // 2 * 64 + thread % 32 // 4 * 8 + half % 2 * 4 + 2 * r
+            even, odd = tl.split(tl.permute(result, (0, 2, 3, 1)))
+            is_here = low < N
+            if BIAS:
+                at_bias = bias + expert * N + low
+                even += tl.load(at_bias, mask=is_here, other=0.0).to(tl.float32)
+                odd += tl.load(at_bias + 1, mask=is_here, other=0.0).to(tl.float32)
+            if GATED:
+                gate, up = even.to(DTYPE).to(tl.float32), odd.to(DTYPE).to(tl.float32)
+                inner = clamped(gate, up, alpha, limit)
+                where = out + pair * (N // 2) + low // 2
+                tl.store(where, inner.to(DTYPE), mask=is_here & is_its)
+            else:
+                where = out + (pair % C * T + pair // C) * N + low
+                tl.store(where, even * share, mask=is_here & is_its)
+                tl.store(where + 1, odd * share, mask=is_here & is_its)
+
+
+def experts(
+    x: Tensor,
+    index: Tensor,
+    shares: Tensor,
+    gate_up: PackedWeights,
+    down: PackedWeights,
+    gate: ExpertGate,
+    *,
+    in_parts: bool = False,
+    tiles: tuple[Tiles, Tiles] | None = None,
+    eights: int | None = None,
+    fast: bool = True,
+) -> Tensor:
+    """X [T, K] in bfloat16 through the experts `index` [T, C] of each token, weighed by `shares` [T, C] -> [T, N], up to 1024 tokens.
+
+    `in_parts`: what each of them gives instead, weighed, [C, T, N] in float32, whose sum that is.
+    Outputs of the first product are gates and values in turns, and the gate is clamped. The experts of a token are different ones.
+    `fast` is with instructions of the GPU, which Triton's interpreter does not have.
+    """
+    tokens, inputs = x.shape
+    num_experts, chosen = len(gate_up.packed), index.shape[1]
+    width, outputs = down.packed.shape[2] * 32, inputs
+    assert gate.clamped is not None
+    assert x.dtype == torch.bfloat16, x.dtype
+    assert tokens <= MOST_TOKENS, tokens
+    assert chosen <= MOST_CHOSEN, chosen
+    parts = torch.empty(chosen, tokens, outputs, dtype=torch.float32, device=x.device)
+    out = parts if in_parts else x.new_empty(tokens, outputs)
+    if not tokens:
+        return out
+    x, index, shares = x.contiguous(), index.contiguous(), shares.contiguous()
+    inner = x.new_empty(tokens, chosen, width)
+    listed = tokens > _MOST_LOOKED_UP
+    lists = list_pairs(index, num_experts) if listed else (index, index)
+    groups = num_experts if listed else min(num_experts, tokens * chosen)
+    eights = eights or _eights(tokens, chosen, num_experts)
+    num_parts = triton.cdiv(tokens, 8 * eights) if listed else 1
+    alpha, limit = gate.clamped
+    first, second = tiles or choose_tiles(tokens, eights)
+    kernel: Any = _mxfp4_product
+    for each, weights, rows, size, made in (
+        (first, gate_up, x, 2 * width, inner),
+        (second, down, inner, outputs, parts),
+    ):
+        is_gated = made is inner
+        kernel[(triton.cdiv(2 * triton.cdiv(size, 64), each.halves), groups, num_parts)](
+            *(rows.view(torch.int32), weights.packed, weights.factors),
+            *(x if weights.bias is None else weights.bias, index, *lists, shares, made),
+            *(tokens, size, rows.shape[-1] // 2, rows.shape[-1] // 32, alpha, limit),
+            C=chosen,
+            BY_PAIR=groups < num_experts,
+            LISTED=listed,
+            GATED=is_gated,
+            BIAS=weights.bias is not None,
+            PAIRS=each.pairs,
+            ROW_WARPS=each.row_warps,
+            INPUT_WARPS=each.input_warps,
+            EIGHTS=eights,
+            SPAN=each.span,
+            FAST=fast,
+            num_warps=each.row_warps * each.input_warps,
+            **launch_options(x.device),
+        )
+    return out if in_parts else add_up(parts, out)
+
+
+def choose_tiles(tokens: int, eights: int) -> tuple[Tiles, Tiles]:
+    """The tiles of both products for so many tokens, in so many eights of columns."""
+    if tokens <= 2:
+        return _SINGLE
+    if tokens <= _MOST_LOOKED_UP:
+        return _FEW, _FEW
+    return (_LISTED, _LISTED) if eights == 1 else (_MANY, _MANY)
+
+
+def _eights(tokens: int, chosen: int, num_experts: int) -> int:
+    """Eights of columns: of all tokens, or of listed ones half as many again as an expert has if all have as many."""
+    if tokens <= _MOST_LOOKED_UP:
+        return 1
+    wanted = 1.5 * tokens * chosen / num_experts
+    return next((eights for eights in (1, 2) if 8 * eights >= wanted), 4)

@@ -1,0 +1,351 @@
+"""Experts that keep the bits in which they are published: how they are packed, multiplied and loaded.
+
+The oracle is transformers' own function that unpacks them, and the modelling code with what that gives.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from manyhands.errors import ModelNotFound, UnsupportedModel
+from manyhands.model import loading
+from manyhands.model.dummy import dummy_model
+from manyhands.model.fusion import fuse_modules
+from manyhands.model.loading import load_adapter
+from manyhands.model.quantised import mxfp4
+from manyhands.model.quantised.mxfp4 import PARTS, PRODUCTS, Mxfp4Stack, is_mxfp4, keeps_mxfp4
+from manyhands.model.quiet import quiet
+from manyhands.model.self_test import exact_attention
+from tests.model.families_zoo import tiny_models
+
+pytest.importorskip("triton", reason="Triton exists for Linux alone")
+from manyhands.model.kernels import experts as ordinary
+from manyhands.model.kernels import mxfp4 as own
+
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if GPU else "cpu")
+CPU = torch.device("cpu")
+STEP = 2e-2  # the interpreter cuts bfloat16 off where a GPU rounds
+SIZES = (
+    5,
+    96,
+    64,
+)  # experts, inputs and outputs, width: blocks of 64 outputs that are not full, spans that are not
+ALPHA, LIMIT = 1.702, 7.0
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    torch.manual_seed(0)
+
+
+def _published(experts: int, hidden: int, width: int) -> dict[str, Tensor]:
+    """Tensors of a checkpoint with random bits; scales from far apart."""
+    found = {}
+    for name, (outputs, inputs) in zip(
+        PRODUCTS, ((2 * width, hidden), (hidden, width)), strict=True
+    ):
+        lead = (experts, outputs)
+        found[f"{name}_blocks"] = torch.randint(0, 256, (*lead, inputs // 32, 16)).to(torch.uint8)
+        found[f"{name}_scales"] = torch.randint(116, 127, (*lead, inputs // 32)).to(torch.uint8)
+        found[f"{name}_bias"] = torch.randn(lead).bfloat16()
+    return found
+
+
+def _stack_of(experts: int, hidden: int, width: int) -> Any:
+    return SimpleNamespace(
+        num_experts=experts,
+        hidden_size=hidden,
+        intermediate_size=width,
+        alpha=ALPHA,
+        limit=LIMIT,
+    )
+
+
+def _made(*sizes: int) -> tuple[Mxfp4Stack, dict[str, Tensor]]:
+    found = _published(*sizes)
+    return Mxfp4Stack.published(_stack_of(*sizes), found, torch.bfloat16), found
+
+
+def _weights(stack: Mxfp4Stack) -> list[own.PackedWeights]:
+    parts = ("words", "factors", "bias")
+    return [
+        own.PackedWeights(*(getattr(stack, f"{name}_{part}") for part in parts))
+        for name in PRODUCTS
+    ]
+
+
+# -- bits ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [SIZES, (2, 64, 128), (1, 32, 32)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_numbers_are_those_of_the_checkpoint(
+    sizes: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    stack, found = _made(*sizes)
+    for name in PRODUCTS:
+        expected = convert_moe_packed_tensors(
+            found[f"{name}_blocks"], found[f"{name}_scales"], dtype=dtype
+        )
+        for expert in range(sizes[0]):
+            assert torch.equal(stack.dequantised(name, expert, dtype), expected[expert].T)
+
+
+def test_all_bits_and_all_scales_that_can_be_kept() -> None:
+    """Each of 256 bytes with each scale from the least to the largest."""
+    scales = torch.arange(129).repeat_interleave(16)[None, :, None].to(torch.uint8)
+    blocks = torch.arange(256).view(16, 16).repeat(129, 1)[None, :, None].to(torch.uint8)
+    words = mxfp4.words_of(blocks[0])[None]
+    factors = mxfp4.factors_of(scales)
+    found = Mxfp4Stack.empty(_stack_of(1, 64, 32), CPU, torch.bfloat16)
+    found.gate_up_proj_words, found.gate_up_proj_factors = words, factors
+    found.gate_up_proj_bias = torch.nn.Parameter(torch.zeros(1, 129 * 16))
+    expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)[0].T
+    assert torch.equal(found.dequantised("gate_up_proj", 0, torch.float32), expected)
+
+
+def test_a_scale_that_is_too_large_is_named() -> None:
+    found = _published(*SIZES)
+    found["down_proj_scales"][3, 2, 1] = 129
+    with pytest.raises(UnsupportedModel, match=r"2 \*\* 2, and at most 2 \*\* 1") as caught:
+        Mxfp4Stack.published(_stack_of(*SIZES), found, torch.bfloat16)
+    assert 'quantise="none"' in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("gate_up_proj_blocks", lambda x: x[:, :-1], r"gate_up_proj_blocks \[5, 127, 3, 16\]"),
+        ("down_proj_scales", lambda x: x[..., :-1], r"down_proj_scales .*expected \[5, 96, 2\]"),
+        ("down_proj_bias", lambda x: x[0], r"down_proj_bias \[96\]"),
+        ("down_proj_blocks", lambda x: x.int(), "of torch.int32, not bytes"),
+    ],
+)
+def test_odd_tensors_are_named(name: str, change: Any, message: str) -> None:
+    found = _published(*SIZES)
+    found[name] = change(found[name])
+    with pytest.raises(UnsupportedModel, match=message):
+        Mxfp4Stack.published(_stack_of(*SIZES), found, torch.bfloat16)
+
+
+def test_made_up_weights_have_about_the_spread_that_was_asked_for() -> None:
+    stack = Mxfp4Stack.empty(_stack_of(*SIZES), CPU, torch.bfloat16)
+    stack.fill(0.02)
+    for name in PRODUCTS:
+        weight = stack.dequantised(name, 1, torch.float32)
+        assert float(weight.std()) == pytest.approx(0.02, rel=0.4)
+        assert abs(float(weight.mean())) < 0.002
+
+
+# -- products --------------------------------------------------------------------------------------
+
+TILES = [
+    *(own.Tiles(), own.Tiles(row_warps=2, input_warps=2, span=3), own.Tiles(pairs=2, span=1)),
+    own.Tiles(row_warps=4, input_warps=1),
+]
+
+
+def _run(stack: Mxfp4Stack, x: Tensor, index: Tensor, shares: Tensor, **options: Any) -> Tensor:
+    gate = ordinary.ExpertGate(clamped=(ALPHA, LIMIT))
+    return own.experts(x, index, shares, *_weights(stack), gate, fast=GPU, **options)
+
+
+def _asked(tokens: int, chosen: int) -> tuple[Tensor, Tensor, Tensor]:
+    experts, hidden, _ = SIZES
+    x = torch.randn(tokens, hidden).to(DEVICE, torch.bfloat16)
+    index = torch.rand(tokens, experts).topk(chosen).indices.to(DEVICE)
+    return x, index, torch.rand(tokens, chosen).to(DEVICE, torch.bfloat16)
+
+
+def _far(ours: Tensor, expected: Tensor) -> float:
+    return float((ours.float() - expected.float()).abs().max() / expected.float().abs().max())
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 5, 8, 9, 20, 70])
+def test_experts_of_few_and_of_many_tokens(tokens: int) -> None:
+    """Fewer pairs than experts, more, and lists with one, two and four eights of columns."""
+    stack = _made(*SIZES)[0].to(DEVICE)
+    x, index, shares = _asked(tokens, 2)
+    expected = stack.one_by_one(x.float(), index, shares.float())
+    ours = _run(stack, x, index, shares)
+    assert _far(ours, expected) < STEP
+    parts = _run(stack, x, index, shares, in_parts=True)
+    assert parts.shape == (2, tokens, SIZES[1])
+    assert _far(parts.sum(0), expected) < STEP
+    assert _far(_run(stack, x, (index + 1) % SIZES[0], shares), expected) > 10 * STEP
+
+
+@pytest.mark.parametrize("tiles", TILES, ids=str)
+@pytest.mark.parametrize(("tokens", "eights"), [(3, 1), (12, 2), (12, 1), (30, 4)])
+def test_every_tile_gives_the_same(tiles: own.Tiles, tokens: int, eights: int) -> None:
+    stack = _made(*SIZES)[0].to(DEVICE)
+    x, index, shares = _asked(tokens, 3)
+    expected = stack.one_by_one(x.float(), index, shares.float())
+    assert _far(_run(stack, x, index, shares, tiles=(tiles, tiles), eights=eights), expected) < STEP
+
+
+@pytest.mark.parametrize("tokens", [6, 40])
+def test_a_token_gets_what_it_gets_whatever_is_beside_it(tokens: int) -> None:
+    stack = _made(*SIZES)[0].to(DEVICE)
+    x, index, shares = _asked(tokens, 2)
+    whole = _run(stack, x, index, shares)
+    order = torch.randperm(tokens).to(DEVICE)
+    assert torch.equal(_run(stack, x[order], index[order], shares[order]), whole[order])
+    x[1] = float("nan")
+    alone = _run(stack, x, index, shares)
+    assert not alone[1].isfinite().any()
+    others = torch.arange(tokens, device=DEVICE) != 1
+    assert torch.equal(alone[others], whole[others])
+
+
+def test_the_layer_takes_any_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than the kernel takes at once are cut; elsewhere than on a GPU experts are unpacked one by one."""
+    stack = _made(*SIZES)[0].to(DEVICE)
+    x, index, shares = _asked(50, 2)
+    expected = stack.one_by_one(x.float(), index, shares.float())
+    assert _far(stack.one_by_one(x, index, shares), expected) < STEP
+    seen: list[int] = []
+
+    def product(*parts: Tensor) -> Tensor:
+        seen.append(len(parts[0]))
+        return _run(stack, *parts)
+
+    monkeypatch.setattr(ordinary, "MOST_TOKENS", 20)
+    monkeypatch.setattr(stack, "is_for", lambda x: True)
+    monkeypatch.setattr(stack, "product", product)
+    assert _far(stack(x, index, shares), expected) < STEP
+    assert seen == [20, 20, 10]
+
+
+# -- checkpoints -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tiny gpt-oss with experts of random bits."""
+    with quiet():
+        config = tiny_models()["gpt_oss"]().config
+        config.hidden_size, config.intermediate_size = 64, 32
+        config.dtype = "bfloat16"
+        model = hf.GptOssForCausalLM(config).to(torch.bfloat16)
+        model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    experts = config.num_local_experts
+    for layer in range(config.num_hidden_layers):
+        place = f"model.layers.{layer}.mlp.experts."
+        for name, tensor in _published(experts, 64, 32).items():
+            tensors[place + name] = tensor
+        for name in PRODUCTS:
+            del tensors[place + name]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    place = tmp_path / "config.json"
+    packing = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"quantization_config": packing}))
+    return tmp_path
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts keep their bits on this device, too."""
+    monkeypatch.setattr(loading, "keeps_mxfp4", lambda config, device, dtype: is_mxfp4(config))
+
+
+def _load(folder: Path, **options: Any) -> Any:
+    options = {"device": "cpu", "dtype": "bfloat16", **options}
+    tokenizer: Any = SimpleNamespace()
+    return load_adapter(folder, tokenizer=tokenizer, **options)[0]
+
+
+def _logits(adapter: Any) -> Tensor:
+    tokens = torch.arange(19)
+    found: Tensor = adapter.forward(tokens, None, exact_attention(adapter.ropes))
+    return found
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_checkpoint_keeps_its_bits_and_gives_the_same_logits(folder: Path) -> None:
+    whole = _load(folder, quantise="none", dtype="float32")
+    packed = _load(folder, dtype="float32")
+    stacks = [each for each in packed.model.modules() if isinstance(each, Mxfp4Stack)]
+    assert len(stacks) == packed.config.num_hidden_layers
+    assert not any(isinstance(each, Mxfp4Stack) for each in whole.model.modules())
+    expected = _logits(whole)
+    torch.testing.assert_close(_logits(packed), expected, rtol=1e-5, atol=1e-5)
+    for name, weight in packed.model.named_parameters():
+        if "experts" not in name:
+            assert torch.equal(weight, whole.model.get_parameter(name)), name
+    report = fuse_modules(packed, "on")
+    assert report.experts == len(stacks)
+    torch.testing.assert_close(_logits(packed), expected, rtol=1e-4, atol=1e-4)
+    stacks[0].down_proj_words ^= 0x01C001C0
+    assert not torch.allclose(_logits(packed), expected, atol=1e-3)
+
+
+@pytest.mark.usefixtures("kept")
+def test_linear_layers_may_have_four_bits_beside_them(folder: Path) -> None:
+    packed = _load(folder, quantise="int4")
+    kinds = {type(each).__name__ for each in packed.model.modules()}
+    assert {"Mxfp4Stack", "Int4Linear"} <= kinds
+
+
+@pytest.mark.usefixtures("kept")
+def test_random_weights_are_packed_as_well(folder: Path) -> None:
+    adapter = _load(folder, weights="dummy")
+    model = adapter.model
+    assert any(isinstance(each, Mxfp4Stack) for each in model.modules())
+    assert _logits(adapter).isfinite().all()
+    again = dummy_model(model.config, device=CPU, dtype=torch.bfloat16, mxfp4=True)
+    for (name, ours), (_, theirs) in zip(model.named_buffers(), again.named_buffers(), strict=True):
+        assert torch.equal(ours, theirs), name
+
+
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("part", PARTS)
+def test_a_missing_tensor_is_named(folder: Path, part: str) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    lost = f"model.layers.1.mlp.experts.down_proj_{part}"
+    del tensors[lost]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelNotFound, match=lost):
+        _load(folder)
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_tensor_without_a_place_and_one_that_is_odd(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    odd = "model.layers.0.mlp.experts.gate_up_proj_scales"
+    save_file(
+        tensors | {"model.layers.0.more": torch.zeros(1)},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    with pytest.raises(ModelNotFound, match=r"without a place: model\.layers\.0\.more"):
+        _load(folder)
+    save_file(
+        tensors | {odd: tensors[odd][:, :-2].contiguous()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    with pytest.raises(UnsupportedModel, match=r"layers\.0\.mlp\.experts: .*gate_up_proj_scales"):
+        _load(folder)
+
+
+def test_where_bits_are_kept() -> None:
+    packed = SimpleNamespace(quantization_config={"quant_method": "mxfp4"})
+    plain = SimpleNamespace(quantization_config=None)
+    assert not keeps_mxfp4(packed, CPU, torch.bfloat16)
+    if GPU:
+        assert keeps_mxfp4(packed, DEVICE, torch.bfloat16)
+        assert not keeps_mxfp4(packed, DEVICE, torch.float16)
+        assert not keeps_mxfp4(plain, DEVICE, torch.bfloat16)
