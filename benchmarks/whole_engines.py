@@ -500,7 +500,8 @@ def time_steps(engine: Engine, runs: Iterable[tuple[int, Strategy]], rows: int) 
 def embed(engine: Engine) -> None:
     """Make random embeddings so large that a row's own token chooses its experts, as `fill` of vllm_process does there."""
     torch.manual_seed(0)
-    executor_of(engine).adapter.model.get_input_embeddings().weight.normal_(std=EMBEDDED)
+    model: Any = executor_of(engine).adapter.model
+    model.get_input_embeddings().weight.normal_(std=EMBEDDED)
 
 
 def experts_read(engine: Engine, rows: int, measure: Callable[[], Any]) -> float:
