@@ -128,6 +128,5 @@ def whole_engines_gate() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    made.__name__: made
-    for made in (whole_engines, whole_engines_parts, whole_engines_experts, whole_engines_gate)
+    made.__name__: made for made in (whole_engines, whole_engines_parts, whole_engines_gate)
 }

@@ -458,7 +458,7 @@ def writing(
 
 
 def decode_team(engine: Engine, history: Block, crowd: Crowd) -> list[float]:
-    """The same of a team that reads a frozen history and itself, whose desks are new."""
+    """The same of a team that reads a frozen history and itself, whose desks are new; each worker begins with another token."""
     views = views_of(seat(engine, history, crowd.rows, desk=0))
     team = writing(views, [(row,) for row in range(crowd.rows)], crowd.tokens)
     return time_steps(engine, [(0, team)], crowd.rows)

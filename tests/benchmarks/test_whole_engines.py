@@ -359,6 +359,49 @@ def test_crowds_that_do_not_fit_are_halved(monkeypatch: pytest.MonkeyPatch, tmp_
     assert {crowd.name: crowd.rows for crowd in whole.crowds}["64 lone, 100 to 1 000"] == 64
 
 
+def test_workers_begin_with_tokens_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else all would choose the same experts."""
+    usual, begun = whole_engines.writing, []
+
+    def noted(views: Any, feeds: Any, num_tokens: int) -> Any:
+        begun.extend(feeds)
+        return usual(views, feeds, num_tokens)
+
+    monkeypatch.setattr(whole_engines, "writing", noted)
+    a_team(small_engine())
+    assert begun == [(0,), (1,)]
+
+
+def test_weights_are_filled_as_this_engine_fills_them() -> None:
+    network = torch.nn.ModuleDict(
+        {
+            "embed_tokens": torch.nn.Embedding(64, 64),
+            "norm": torch.nn.LayerNorm(64),
+            "layer": torch.nn.Linear(64, 64),
+        }
+    )
+    runner = SimpleNamespace(get_model=lambda: network)
+    vllm_process.fill(SimpleNamespace(model_runner=runner), 0.02, 1.0)
+    found = {name: (float(w.mean()), float(w.std())) for name, w in network.state_dict().items()}
+    assert found["embed_tokens.weight"][1] == pytest.approx(1.0, rel=0.1)
+    assert found["layer.weight"][1] == pytest.approx(0.02, rel=0.1)
+    assert found["norm.weight"] == (1.0, 0.0)
+    assert found["layer.bias"] == found["norm.bias"] == (0.0, 0.0)
+
+
+def test_an_h100_is_lent_what_vllm_has_for_an_h200_alone(tmp_path: Path) -> None:
+    theirs, lent = tmp_path / "theirs", tmp_path / "lent"
+    theirs.mkdir()
+    for name in ("E=8,N=1,device_name=NVIDIA_H200", "E=8,N=2,device_name=NVIDIA_H200"):
+        (theirs / f"{name}.json").write_text("{}")
+    (theirs / "E=8,N=2,device_name=NVIDIA_H100_80GB_HBM3.json").write_text("{}")
+    (theirs / "E=8,N=1,device_name=NVIDIA_H200,dtype=fp8_w8a8.json").write_text("{}")
+    assert whole_engines.lend_tuned(theirs, lent, "NVIDIA H200") == []
+    (name,) = whole_engines.lend_tuned(theirs, lent, "NVIDIA H100 80GB HBM3")
+    assert name == "E=8,N=1,device_name=NVIDIA_H100_80GB_HBM3.json"
+    assert [file.name for file in lent.iterdir()] == [name]
+
+
 # -- what travels ----------------------------------------------------------------------------------
 
 
