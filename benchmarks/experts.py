@@ -40,14 +40,15 @@ from benchmarks.decode import (
 from benchmarks.engine_parts import executor_of
 from benchmarks.gate import Checked, check_against, compare, plain
 from benchmarks.results import Clock, Results, parser
-from benchmarks.shapes import SHAPES, TINY_EXPERTS, TINY_MXFP4
+from benchmarks.shapes import SHAPES, tiny_of
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.evaluation.bench import fill, seat, time_passes, timing, tokens_in_use, views_of
-from manyhands.model.experts import gate_of, routing_of, usual_of
+from manyhands.model.experts import gate_of, usual_of
 from manyhands.model.quantised.mxfp4 import Mxfp4Stack
+from manyhands.model.routing import routing_of
 
 HISTORY, COMPLETIONS = 1024, (32, 64, 128, 256)
 _SERIES = 3  # of passes, of which the last one counts
@@ -62,12 +63,13 @@ class Experts(Decode):
         super().__init__(name, arguments, clock)
         self.shape = SHAPES[name]
         if arguments.tiny:
-            self.shape = TINY_MXFP4 if self.shape.is_mxfp4 else TINY_EXPERTS
+            self.shape = tiny_of(self.shape)
         self.results = Results(f"experts_{name}", arguments, clock)
         self.lengths = (32,) if arguments.tiny else (HISTORY,)
         self.completions = (8,) if arguments.tiny else COMPLETIONS
         self.teams = self.workers
         self.workers = (*self.teams, *self.completions)
+        self.quantise = "auto" if self.shape.is_mxfp4 else "none"
         self.watch: Watch | None = None
 
     def run(self) -> None:
@@ -87,7 +89,7 @@ class Experts(Decode):
         for rows, seconds in ours.items():
             gate, read, in_use = watched[rows]
             num_bytes = self.results.content["kv_bytes_per_token"] * in_use
-            num_bytes += self.results.content["expert_bytes"] * read * self.shape.num_layers
+            num_bytes += self.results.content["expert_bytes"] * read * self.shape.num_stacks
             reading = 1e3 * num_bytes / self.results.content["copy_bytes_per_second"]
             times = asdict(timing(seconds, rows, self.lengths[0], in_use, limits[rows] + reading))
             theirs = before.get(rows)
@@ -112,6 +114,7 @@ class Experts(Decode):
             if experts * whole.expert_bytes(self.dtype.itemsize) > _ROOM * room:
                 self.results.leave_out("experts in 16 bits", "no room")
                 return {}
+        self.quantise = "none"
         with tempfile.TemporaryDirectory() as folder:
             return self._each(whole.write(Path(folder)), self._timed, wanted)
 
@@ -140,6 +143,8 @@ class Experts(Decode):
     def _watched(self, engine: Engine, history: Block, rows: int) -> Any:
         """How far off, the experts that a layer reads on average, and tokens in use; None if something is wrong."""
         stacks = stacks_of(executor_of(engine).adapter.model)
+        is_packed = self.shape.is_mxfp4 and self.device.type == "cuda"
+        assert isinstance(stacks[0], Mxfp4Stack) == is_packed, "these weights were asked for"
         if self.watch is None:
             checked = check_experts(stacks[0], self.dtype, self.device)
             self.results.put(experts_gate=asdict(checked))
@@ -204,10 +209,12 @@ class Watch:
     def __init__(self, engine: Engine, chosen: int) -> None:
         adapter = executor_of(engine).adapter
         routers = [each for each in adapter.model.modules() if routing_of(each) is not None]
-        num_layers, num_experts = len(routers), len(routers[0].get_parameter("weight"))
+        routing = routing_of(routers[0])
+        assert routing is not None, "it was found by its routing"
+        num_layers, num_experts = len(routers), len(routing.weight_of(routers[0]))
         size, device = (num_layers, 2 * max(COMPLETIONS), chosen), adapter.device
         self.index = torch.zeros(size, dtype=torch.int64, device=device)
-        self.shares = torch.zeros(size, dtype=adapter.dtype, device=device)
+        self.shares = torch.zeros(size, dtype=routing.dtype or adapter.dtype, device=device)
         self.are_given = False  # routers give these, whatever they say
         self.seen = torch.zeros(num_layers, num_experts, device=device)
         self.read, self.passes = torch.zeros(2, num_layers, device=device)

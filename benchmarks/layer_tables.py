@@ -27,8 +27,17 @@ def launches() -> str:
 
 def experts() -> str:
     """Decoding with experts, beside the modelling code's own in the same engine."""
+    return _experts(_EXPERTS, "before, ms")
+
+
+def experts_in_mxfp4() -> str:
+    """Decoding with experts in mxfp4, beside ours in 16 bits."""
+    return _experts(_IN_MXFP4, "in 16 bits, ms")
+
+
+def _experts(names: tuple[str, ...], beside: str) -> str:
     rows = []
-    for name in _EXPERTS:
+    for name in names:
         found = result(name)
         if found is None:
             continue
@@ -53,12 +62,12 @@ def experts() -> str:
                 ]
             )
     head = ["network", "card", "rows", "experts read", "ms", "floor, ms", "over it"]
-    head += ["before, ms", "times as fast", "tokens/s", "commit"]
+    head += [beside, "times as fast", "tokens/s", "commit"]
     return table(head, rows) if rows else NOTHING_YET
 
 
-# Both ways on one card; and one way on another.
-_EXPERTS = ("experts_qwen3-30b-a3b", "experts_gpt-oss-20b", "experts_newer_qwen3-30b-a3b")
+_EXPERTS = ("experts_qwen3-30b-a3b", "experts_gpt-oss-20b")
+_IN_MXFP4 = ("experts_gpt-oss-20b-mxfp4", "experts_gpt-oss-120b-mxfp4")
 
 
 def tiles() -> str:

@@ -6,6 +6,7 @@ raised where a history of 16 384 tokens and a team on top would not fit.
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,14 @@ class Shape:
     @property
     def num_experts(self) -> int:
         """Experts of a layer; 0 where every token goes through the same MLP."""
-        return int(self.config.get("num_experts") or self.config.get("num_local_experts") or 0)
+        names = ("num_experts", "num_local_experts", "n_routed_experts")
+        return next((int(self.config[name]) for name in names if self.config.get(name)), 0)
+
+    @property
+    def num_stacks(self) -> int:
+        """Layers that have experts; the first ones may have none."""
+        dense = int(self.config.get("first_k_dense_replace", 0))
+        return self.num_layers - dense if self.num_experts else 0
 
     @property
     def is_mxfp4(self) -> bool:
@@ -54,7 +62,7 @@ class Shape:
     def products(self) -> list[tuple[int, int]]:
         """Every linear layer of one pass as (in, out), query with key and value, gate with up: in order.
 
-        Of layers with experts the router's, and not those of the experts.
+        Of layers with experts the router's and the shared expert's, and not those of the experts that are chosen.
         """
         config = self.config
         hidden, inner = config["hidden_size"], config["intermediate_size"]
@@ -64,8 +72,14 @@ class Shape:
             (heads * self.head_dim, hidden),
         ]
         mlp = [(hidden, 2 * inner), (inner, hidden)]
-        layer = attention + ([(hidden, self.num_experts)] if self.num_experts else mlp)
-        return [*(layer * self.num_layers), (hidden, config["vocab_size"])]
+        shared = config.get("n_shared_experts", 0) * config.get("moe_intermediate_size", 0)
+        beside = [(hidden, 2 * shared), (shared, hidden)] if shared else []
+        routed = [(hidden, self.num_experts), *beside]
+        first = self.num_layers - self.num_stacks
+        layers = [
+            attention + (mlp if layer < first else routed) for layer in range(self.num_layers)
+        ]
+        return [*itertools.chain.from_iterable(layers), (hidden, config["vocab_size"])]
 
     def write(self, folder: Path) -> Path:
         """The configuration as a model folder, to be loaded with dummy weights."""
@@ -206,6 +220,33 @@ SHAPES |= {
         layer_types=["sliding_attention", "full_attention"] * 18,
         **_MXFP4,
     ),
+    # One card has no room for more layers in 16 bits.
+    "glm-4.5-air-12": _shape(
+        "GLM-4.5-Air, 12 of 46 layers",
+        "glm4_moe",
+        "Glm4MoeForCausalLM",
+        hidden_size=4096,
+        intermediate_size=10944,
+        moe_intermediate_size=1408,
+        n_routed_experts=128,
+        num_experts_per_tok=8,
+        n_shared_experts=1,
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=True,
+        routed_scaling_factor=1.0,
+        first_k_dense_replace=1,
+        num_hidden_layers=12,
+        num_attention_heads=96,
+        num_key_value_heads=8,
+        head_dim=128,
+        attention_bias=True,
+        use_qk_norm=False,
+        partial_rotary_factor=0.5,
+        rms_norm_eps=1e-5,
+        vocab_size=151552,
+        max_position_embeddings=131072,
+    ),
 }
 TINY = _shape(
     "tiny",
@@ -244,3 +285,22 @@ _TINY_MXFP4 = {
 }
 TINY_MXFP4 = _gpt_oss("tiny, with experts in mxfp4", **_TINY_MXFP4, **_MXFP4)
 TINY_EXPERTS = Shape("tiny, with experts", {**TINY.config, **_TINY_EXPERTS})
+_TINY_SHARED = {
+    "model_type": "glm4_moe",
+    "architectures": ["Glm4MoeForCausalLM"],
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+TINY_SHARED = Shape("tiny, with experts and a shared one", {**TINY.config, **_TINY_SHARED})
+
+
+def tiny_of(shape: Shape) -> Shape:
+    """A tiny network whose experts are of the kind of this one's."""
+    if shape.is_mxfp4:
+        return TINY_MXFP4
+    return TINY_SHARED if shape.config.get("n_shared_experts") else TINY_EXPERTS

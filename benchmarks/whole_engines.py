@@ -78,7 +78,7 @@ from manyhands.engine.passes import Passes
 from manyhands.errors import InvalidRequest
 from manyhands.evaluation.bench import fill, seat, views_of
 from manyhands.model.dummy import STD
-from manyhands.model.experts import routing_of
+from manyhands.model.routing import routing_of
 from manyhands.strategies.base import Answer, Reserve, Strategy
 
 OURS, TEAM = "manyhands", "manyhands, a team"

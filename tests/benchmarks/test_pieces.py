@@ -195,15 +195,19 @@ def test_kernels_that_overlap_are_counted_once_for_the_device() -> None:
 def test_shapes_come_to_the_known_sizes(tmp_path: Path) -> None:
     millions = {"qwen3-8b": 8191, "qwq-32b": 32764, "codellama-7b": 6738, "codellama-13b": 13016}
     millions |= {"codellama-34b": 33744, "qwen3-30b-a3b": 30532, "gpt-oss-20b": 20915}
+    millions |= {"glm-4.5-air-12": 27241, "gpt-oss-120b": 116829}
     kv = {"qwen3-8b": 147456, "qwq-32b": 262144, "codellama-7b": 524288, "codellama-13b": 819200}
     kv |= {"codellama-34b": 196608, "qwen3-30b-a3b": 98304, "gpt-oss-20b": 49152}
-    for name, shape in SHAPES.items():
+    kv |= {"glm-4.5-air-12": 49152, "gpt-oss-120b": 73728}
+    for packed, shape in SHAPES.items():
+        name = packed.removesuffix("-mxfp4")
         table = shape.config["hidden_size"] * shape.config["vocab_size"]
-        experts = shape.num_layers * shape.num_experts * shape.expert_bytes(itemsize=1)
+        experts = shape.num_stacks * shape.num_experts * shape.expert_bytes(itemsize=1)
+        experts *= 32 / 17 if shape.is_mxfp4 else 1
         total = sum(a * b for a, b in shape.products()) + table + experts
         assert round(total / 1e6) == pytest.approx(millions[name], rel=1e-3)
         assert shape.token_bytes(2) == kv[name]
-        config = AutoConfig.from_pretrained(shape.write(tmp_path / name))
+        config = AutoConfig.from_pretrained(shape.write(tmp_path / packed))
         assert config.model_type == shape.config["model_type"]
         assert config.rope_parameters["rope_theta"] == 1e6
 

@@ -286,6 +286,27 @@ def test_weights_that_a_ring_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [_ring_of(n, 4096) for n in (3072, 6144)] == [0, 0]
 
 
+def test_a_layer_writes_what_it_gives_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few tokens unrounded, by the kernel of few; more, and those that the ring takes, as the layer gives them."""
+    monkeypatch.setattr(kernels, "usable", lambda x: True)
+    linear = nn.Linear(128, 72, device=DEVICE, dtype=torch.bfloat16).requires_grad_(False)
+    layer = SkinnyLinear.of(linear)
+    for tokens in (5, 64, 70):
+        x = _normal(tokens, 128, dtype=torch.bfloat16)
+        room = torch.full((2, tokens, 72), torch.nan, device=DEVICE)
+        layer.put(x, room[1])
+        exact = functional.linear(x.double(), linear.weight.double(), linear.bias.double())
+        error = float((room[1] - exact).abs().max())
+        assert error < 1e-5 if tokens <= skinny.MOST_TOKENS else 1e-4 < error < 2e-2
+        assert room[0].isnan().all()
+    monkeypatch.setattr(model_skinny, "has_gluon", lambda device: True)
+    monkeypatch.setattr(ring, "groups_for", lambda *_, **__: 1)
+    monkeypatch.setattr(ring, "product", lambda x, *_: torch.ones(len(x), 72, device=DEVICE))
+    room = torch.zeros(40, 72, device=DEVICE)
+    layer.put(_normal(40, 128, dtype=torch.bfloat16), room)
+    assert torch.equal(room, torch.ones_like(room))
+
+
 def test_a_layer_takes_the_ring_where_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """From 33 tokens up to 128; parts for callers that add up, where their programs fill the processors."""
     monkeypatch.setattr(kernels, "usable", lambda x: True)

@@ -18,13 +18,14 @@ from manyhands.model.quantised.quantise import KINDS
 from manyhands.model.quantised.w4a16 import Int4Linear
 from manyhands.model.self_test import exact_attention
 from manyhands.model.skinny import SkinnyLinear
-from tests.model.families_zoo import some_tokens, tiny_models
+from tests.model.families_zoo import repeating_models, some_tokens, tiny_models
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
     pytest.mark.skipif(not triton_is_here(), reason="needs Triton"),
 ]
-ZOO = tiny_models()
+ROUTED = ("dots1", "ernie4_5_moe", "glm4_moe", "hy_v3", "minimax_m2", "mistral4")
+ZOO = tiny_models() | {name: repeating_models()[name] for name in ROUTED}
 GPU = torch.device("cuda:0")
 # Launches of one decode layer but attention's, at most, after the fused modules. A layer with norms on the heads
 # of q and k: product, norms, product, join, product with its gate, product, join.

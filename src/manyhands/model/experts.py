@@ -7,11 +7,11 @@ stay where they are; more tokens, and all else, go the way they always went.
 
     stack     the weights of all experts of a layer
     router    gives each token its experts, and a share of what each of them gives
-    block     a router and its stack and nothing else: the residual sum behind it adds up what the experts give
+    block     a router and its stack, and perhaps an expert that all tokens share: the residual sum behind it adds up what they give
 
 Stacks in mxfp4 have kernels of their own (`kernels/mxfp4.py`). All others, and routers and blocks, are recognised by what they
-compute, on a small probe of the same class. What computes something else (routers that
-choose by groups, experts with a norm of their own) is left alone. Logits that the modelling code makes in float32 are made so here.
+compute, on a small probe of the same class; of routers `routing.py` says how. What computes something else (experts with a norm of
+their own, routers that are networks) is left alone. Logits that the modelling code makes in float32 are made so here.
 """
 
 from __future__ import annotations
@@ -25,26 +25,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from manyhands.model import kernels
-from manyhands.model.layers import activation_name
+from manyhands.model.layers import GatedMLP, activation_name
 from manyhands.model.quantised.mxfp4 import Mxfp4Stack
-from manyhands.model.skinny import ALIGNED, DTYPES, SMALLEST_TILE
+from manyhands.model.routing import ARRIVED, GIVEN, Routing, routing_of
+from manyhands.model.self_test import BREAKS
+from manyhands.model.skinny import DTYPES, SMALLEST_TILE, SkinnyLinear
 
 _PROBE = 64  # inputs of a probe
 _WEIGHTS = ("gate_up_proj", "down_proj")
-_ARRIVED = "arrived"  # zeros for a router's product, see kernels/skinny.py
-# By a module that needs more than a probe gives it: another kind.
-_NOT_KNOWN = (AttributeError, TypeError, ValueError, RuntimeError)
 _CLAMP = ("alpha", "limit")  # as gpt-oss calls them
 _SCALES = (0.25, 1.0, 4.0, 64.0, 4096.0)  # of a gate's probe, so that limits are met
-
-
-class Routing(NamedTuple):
-    """How a router makes shares of its logits."""
-
-    chosen: int  # experts of a token
-    even: bool  # whether the shares of these are made to add up to 1, as those of a softmax over these alone do
-    dtype: torch.dtype | None  # of the shares; None: that of the inputs
-    is_wide: bool = False  # whether logits are made in float32, of inputs of 16 bits, too
 
 
 def fuse_experts(model: nn.Module) -> tuple[int, int]:
@@ -58,20 +48,22 @@ def fuse_experts(model: nn.Module) -> tuple[int, int]:
             own.forward = functools.partial(_experts, own, own.forward, gate)
             stacks += 1
         elif (routing := routing_of(own)) is not None:
-            tiles = len(own.weight) // SMALLEST_TILE + 1
-            zeros = torch.zeros(tiles, dtype=torch.int32, device=own.weight.device)
-            own.register_buffer(_ARRIVED, zeros, persistent=False)
+            weight = routing.weight_of(own)
+            tiles = len(weight) // SMALLEST_TILE + 1
+            zeros = torch.zeros(tiles, dtype=torch.int32, device=weight.device)
+            own.register_buffer(ARRIVED, zeros, persistent=False)
             own.forward = functools.partial(_route, own, own.forward, routing)
             routers += 1
     return stacks, routers
 
 
 def let_sums_add_experts(layers: Iterable[Any]) -> None:
-    """Let blocks that are a router and its stack, both with their faster way, give what each expert gives to the sum behind them."""
+    """Let blocks whose router and stack have their faster way give what each expert gives to the sum behind them."""
     for layer in layers:
         if "forward" in vars(layer.mlp):
             continue
-        if (found := block_of(layer.mlp)) is not None and all(map(are_fused, found)):
+        found = block_of(layer.mlp)
+        if found is not None and are_fused(found.router) and are_fused(found.stack):
             layer.mlp.forward = functools.partial(_block, layer.mlp, layer.mlp.forward, *found)
 
 
@@ -107,7 +99,7 @@ def gate_of(module: Any) -> tuple[str, tuple[float, float] | None] | None:
         return None
     try:
         return _gate_by_probe(module)
-    except _NOT_KNOWN:
+    except BREAKS:
         return None
 
 
@@ -131,93 +123,64 @@ def _gate_by_probe(module: Any) -> tuple[str, tuple[float, float] | None] | None
     return None
 
 
-def routing_of(module: Any) -> Routing | None:
-    """How this router chooses; None if it is none, or one that chooses in another way."""
-    own = {name for name, _ in module.named_parameters()}
-    held = {*dict(module.named_children()), *dict(module.named_buffers(recurse=False))} - {_ARRIVED}
-    weight: Any = getattr(module, "weight", None)
-    if own not in ({"weight"}, {"weight", "bias"}) or held or "Router" not in type(module).__name__:
-        return None
-    if weight.dim() != 2 or weight.shape[1] % ALIGNED:
-        return None
-    plain = {
-        name: fact for name, fact in vars(module).items() if isinstance(fact, int | float | str)
-    }
-    kind: Any = type(module)
-    return _routing_of_class(kind, len(weight), "bias" in own, tuple(sorted(plain.items())))
+class ExpertBlock(NamedTuple):
+    """A block with experts in its parts."""
+
+    router: Any
+    stack: Any
+    shared: Any  # the expert of all tokens, if there is one
+    given: tuple[str, ...]  # names of all that the block gives its router beside the inputs
 
 
-@functools.cache
-def _routing_of_class(
-    kind: Any, num_experts: int, has_bias: bool, plain: tuple[tuple[str, Any], ...]
-) -> Routing | None:
-    """The routing of a probe of the class with these facts, number for number."""
-    probe: Any = kind.__new__(kind)
-    nn.Module.__init__(probe)
-    generator = torch.Generator().manual_seed(0)
-    for name, fact in plain:
-        if name != "training":
-            setattr(probe, name, fact)
-    probe.hidden_dim = probe.hidden_size = probe.in_features = _PROBE
-    weight = torch.randn(num_experts, _PROBE, generator=generator)
-    bias = torch.randn(num_experts, generator=generator) if has_bias else None
-    probe.weight = nn.Parameter(weight, requires_grad=False)
-    probe.register_parameter(
-        "bias", None if bias is None else nn.Parameter(bias, requires_grad=False)
-    )
-    x = torch.randn(16, _PROBE, generator=generator)
-    try:
-        logits, shares, index = probe.train(False)(x)
-        half = probe.bfloat16()(x.bfloat16())
-    except _NOT_KNOWN:
-        return None
-    if not all(isinstance(each, Tensor) for each in (logits, shares, index)):
-        return None
-    expected = functional.linear(x, weight, bias)
-    if logits.shape != expected.shape or not torch.allclose(logits, expected, atol=1e-5):
-        return None
-    chosen = index.shape[-1]
-    if shares.shape != (len(x), chosen) or index.shape != (len(x), chosen):
-        return None
-    dtype = None if half[1].dtype == torch.bfloat16 else half[1].dtype
-    is_wide = not torch.equal(half[0].float(), half[0].bfloat16().float())
-    for even in (True, False):
-        ours, ourselves = plain_choice(expected, Routing(chosen, even, torch.float32))
-        if torch.equal(ourselves, index) and torch.allclose(ours, shares.float(), atol=1e-6):
-            return Routing(chosen, even, dtype, is_wide)
-    return None
-
-
-def block_of(mlp: Any) -> tuple[Any, Any] | None:
-    """The router and the stack of a block that has no weights besides theirs."""
+def block_of(mlp: Any) -> ExpertBlock | None:
+    """The parts of a block that has no weights besides theirs."""
     children = list(mlp.children())
     routers = [each for each in children if routing_of(each) is not None]
     stacks = [each for each in children if gate_of(each) is not None]
-    if len(routers) != 1 or len(stacks) != 1:
+    if len(routers) != 1 or len(stacks) != 1 or (given := given_by(mlp, routers[0])) is None:
         return None
-    theirs = {id(weight) for each in (*routers, *stacks) for weight in each.parameters()}
-    if {id(weight) for weight in mlp.parameters()} != theirs:
+    # Packed weights are no parameters, so any other child may have some.
+    others = [each for each in children if each not in (*routers, *stacks)]
+    if len(others) > 1:
         return None
-    return routers[0], stacks[0]
+    theirs = {id(weight) for each in (*routers, *stacks, *others) for weight in each.parameters()}
+    theirs |= {id(getattr(mlp, name)) for name in given}
+    if not theirs.issuperset(id(weight) for weight in mlp.parameters()):
+        return None
+    return ExpertBlock(routers[0], stacks[0], others[0] if others else None, given)
+
+
+def given_by(mlp: Any, router: Any) -> tuple[str, ...] | None:
+    """Names of all that a block gives its router beside the inputs: none, or that of a correction; None if it is not known."""
+    routing = routing_of(router)
+    if routing is None or routing.correction != GIVEN:
+        return ()
+    own = [*mlp.named_parameters(recurse=False), *mlp.named_buffers(recurse=False)]
+    size = len(routing.weight_of(router))
+    names = tuple(name for name, number in own if number.numel() == size)
+    return names if len(names) == 1 else None
 
 
 def hand_over(model: Any, run: Callable[[], Any]) -> bool:
-    """Whether all blocks with experts of a network give what their stack gives, of what their router has chosen, untouched.
+    """Whether all blocks with experts of a network give what their parts give and nothing else.
 
+    That is what their stack gives, of what their router has chosen, untouched; or its sum with what the shared expert gives.
     `run` makes a pass of the network.
     """
     seen: list[bool] = []
     for layer in model.base_model.layers:
         if (found := block_of(layer.mlp)) is not None:
-            _watch(layer.mlp, *found, seen)
+            _watch(layer.mlp, found, seen)
     run()
     return bool(seen) and all(seen)
 
 
-def _watch(mlp: Any, router: Any, stack: Any, seen: list[bool]) -> None:
+def _watch(mlp: Any, parts: ExpertBlock, seen: list[bool]) -> None:
     given: dict[str, Any] = {}
+    asked_for = {"router", "stack"} | ({"shared"} if parts.shared is not None else set())
 
     def began(module: nn.Module, args: Any) -> None:
+        given.clear()
         given["block"] = _copies(args)
 
     def chose(module: nn.Module, args: Any, out: Any) -> None:
@@ -228,38 +191,48 @@ def _watch(mlp: Any, router: Any, stack: Any, seen: list[bool]) -> None:
         given["stack"] = args, out
         given["gift"] = _copies((*args, out))
 
+    def added(module: nn.Module, args: Any, out: Any) -> None:
+        given["shared"] = args, *_copies((args[0], out))
+
     def ended(module: nn.Module, args: Any, out: Any) -> None:
+        if not asked_for <= given.keys():
+            seen.append(False)
+            return
         (asked, (_, shares, index)), (fed, made) = given["router"], given["stack"]
         out = out[0] if isinstance(out, tuple) else out
-        is_whole = out.data_ptr() == made.data_ptr() and out.numel() == made.numel()
-        is_alike = fed[1] is index and fed[2] is shares
-        are_inputs = all(each[0].data_ptr() == args[0].data_ptr() for each in (asked, fed))
-        # Changed in place they would be the same tensors still.
         x, its_index, its_shares, gift = given["gift"]
-        then = [given["block"][0], given["choice"][0], *given["choice"][1:], gift]
-        now = [x, x, its_shares, its_index, out]
+        # Changed in place they would be the same tensors still.
+        then = [given["block"][0], given["choice"][0], *given["choice"][1:]]
+        now = [x, x, its_shares, its_index]
+        read = [asked, fed]
+        if parts.shared is None:
+            is_whole = out.data_ptr() == made.data_ptr() and out.numel() == made.numel()
+        else:
+            others, its_x, beside = given["shared"]
+            is_whole = len(others) == 1
+            gift = gift.flatten() + beside.flatten()
+            then, now, read = [*then, its_x], [*now, x], [*read, others]
+        is_alike = fed[1] is index and fed[2] is shares
+        are_inputs = all(each[0].data_ptr() == args[0].data_ptr() for each in read)
+        is_alone = len(args) == 1 and len(asked) == 1 + len(parts.given)
+        own = [getattr(mlp, name) for name in parts.given]
+        is_alone = is_alone and all(one is two for one, two in zip(asked[1:], own, strict=True))
         are_kept = all(
-            torch.equal(old.flatten(), new.flatten()) for old, new in zip(then, now, strict=True)
+            torch.equal(old.flatten(), new.flatten())
+            for old, new in zip([*then, gift], [*now, out], strict=True)
         )
-        is_alone = len(args) == len(asked) == 1
         seen.append(is_whole and is_alike and are_inputs and is_alone and are_kept)
 
     mlp.register_forward_pre_hook(began)
-    router.register_forward_hook(chose)
-    stack.register_forward_hook(gave)
+    parts.router.register_forward_hook(chose)
+    parts.stack.register_forward_hook(gave)
+    if parts.shared is not None:
+        parts.shared.register_forward_hook(added)
     mlp.register_forward_hook(ended)
 
 
 def _copies(tensors: Iterable[Tensor]) -> list[Tensor]:
     return [each.clone() for each in tensors]
-
-
-def plain_choice(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
-    """Shares [T, C] and experts [T, C] of logits [T, E]: the twin of the kernel in plain torch."""
-    shares, index = logits.softmax(-1, dtype=torch.float32).topk(routing.chosen, dim=-1)
-    if routing.even:
-        shares = shares / shares.sum(-1, keepdim=True)
-    return shares.to(routing.dtype or logits.dtype), index
 
 
 # -- in their places -------------------------------------------------------------------------------
@@ -279,18 +252,37 @@ def _experts(
 
 
 def _block(
-    mlp: Any, usual: Callable[[Tensor], Any], router: Any, stack: Any, hidden_states: Tensor
+    mlp: Any,
+    usual: Callable[[Tensor], Any],
+    router: Any,
+    stack: Any,
+    shared: Any,
+    given: tuple[str, ...],
+    hidden_states: Tensor,
 ) -> Any:
-    """The outputs of the experts of x [..., K], weighed, [C, ..., K] in float32; or the block as it was, if that takes another way."""
+    """The outputs of the experts of x [..., K], weighed, [C, ..., K] in float32, and behind them that of a shared one.
+
+    Or the block as it was, if that takes another way.
+    """
     x = hidden_states.reshape(-1, hidden_states.shape[-1])
-    if not (_is_for(x, router.weight) and _knows(stack, x)):
+    if not (_routes(router, router.forward.args[2], x) and _knows(stack, x)):
         return usual(hidden_states)
-    _, shares, index = router(x)
-    parts = _few(stack, stack.forward.args[2], x, index, shares, in_parts=True)
+    _, shares, index = router(x, *(getattr(mlp, name) for name in given))
+    gate, beside = stack.forward.args[2], int(shared is not None)
+    parts = _few(stack, gate, x, index, shares, in_parts=True, beside=beside)
     if parts is None:
-        out: Tensor = stack(x, index, shares)
-        return out.view(hidden_states.shape)
+        return usual(hidden_states)
+    if shared is not None:
+        _put(shared, x, parts[-1])
     return parts.view(len(parts), *hidden_states.shape)
+
+
+def _put(shared: Any, x: Tensor, out: Tensor) -> None:
+    """Write what the shared expert gives of x [T, K] into `out` [T, K] in float32."""
+    if isinstance(shared, GatedMLP) and isinstance(shared.down_proj, SkinnyLinear):
+        shared.down_proj.put(shared.inner(x), out)
+    else:
+        out.copy_(shared(x))
 
 
 def _few(
@@ -301,6 +293,7 @@ def _few(
     shares: Tensor,
     *,
     in_parts: bool = False,
+    beside: int = 0,
 ) -> Tensor | None:
     """The experts of few tokens by our kernels, see there; None if that takes another way."""
     if not _knows(stack, x) or index.dim() != 2:
@@ -310,12 +303,14 @@ def _few(
     if len(x) > own.MOST_TOKENS or index.shape[1] > own.MOST_CHOSEN:
         return None
     if isinstance(stack, Mxfp4Stack):
-        return stack.product(x, index, shares, in_parts=in_parts)
+        return None if beside else stack.product(x, index, shares, in_parts=in_parts)
     both, down = (
         own.ExpertWeights(getattr(stack, name), getattr(stack, f"{name}_bias", None))
         for name in _WEIGHTS
     )
-    return own.experts(x, index, shares, both, down, own.ExpertGate(*gate), in_parts=in_parts)
+    return own.experts(
+        x, index, shares, both, down, own.ExpertGate(*gate), in_parts=in_parts, beside=beside
+    )
 
 
 def _route(
@@ -324,28 +319,50 @@ def _route(
     routing: Routing,
     hidden_states: Tensor,
     *others: Any,
+    **named: Any,
 ) -> Any:
-    """Logits [T, E], shares [T, C] and experts [T, C] of x [..., K]."""
+    """Logits [T, E], shares [T, C] and experts [T, C] of x [..., K], and of a correction [E] where that is given."""
     x = hidden_states.reshape(-1, hidden_states.shape[-1])
-    if others or not _is_for(x, router.weight):
-        return usual(hidden_states, *others)
+    if named or not (routing.is_of(others) and _routes(router, routing, x)):
+        return usual(hidden_states, *others, **named)
     from manyhands.model.kernels import experts as own
+
+    logits = _logits(router, routing, x)
+    shares, index = own.choose(
+        logits,
+        routing.chosen,
+        even=routing.even,
+        dtype=routing.dtype or x.dtype,
+        scoring=routing.scoring,
+        correction=routing.correction_of(router, others),
+    )
+    return logits, shares, index
+
+
+def _logits(router: Any, routing: Routing, x: Tensor) -> Tensor:
+    """Logits [T, E] of x [T, K], in float32 where the modelling code makes them so."""
     from manyhands.model.kernels import skinny
 
-    is_large = len(router.weight) > own.MOST_EXPERTS or routing.chosen > own.MOST_CHOSEN
-    if len(x) > own.MOST_TOKENS or is_large:
-        return usual(hidden_states)
-    bias = getattr(router, "bias", None)
-    if routing.is_wide:
-        wide = None if bias is None else bias.float()
-        logits = functional.linear(x.float(), router.weight.float(), wide)
-    elif len(x) <= skinny.MOST_TOKENS:
-        logits = skinny.product(x, router.weight, bias, router.arrived)
-    else:
-        logits = functional.linear(x, router.weight, bias)
-    dtype = routing.dtype or x.dtype
-    shares, index = own.choose(logits, routing.chosen, even=routing.even, dtype=dtype)
-    return logits, shares, index
+    weight, bias = routing.weight_of(router), routing.bias_of(router)
+    dtype = torch.float32 if routing.is_wide else x.dtype
+    if len(x) <= skinny.MOST_TOKENS and weight.dtype == x.dtype:
+        # Products of 16 bits are exact in float32, and that is what they are added up in.
+        room = x.new_empty(len(x), len(weight), dtype=dtype)
+        return skinny.product(x, weight, bias, router.arrived, out=room)
+    bias = None if bias is None else bias.to(dtype)
+    return functional.linear(x.to(dtype), weight.to(dtype), bias)
+
+
+def _routes(router: Any, routing: Routing, x: Tensor) -> bool:
+    """Whether our kernels choose for so many tokens; this router's weight may be of float32 where logits are."""
+    weight = routing.weight_of(router)
+    is_wide = routing.is_wide and weight.dtype == torch.float32 and weight.is_contiguous()
+    if not (_is_for(x) if is_wide else _is_for(x, weight)):
+        return False
+    from manyhands.model.kernels import experts as own
+
+    is_large = len(weight) > own.MOST_EXPERTS or routing.chosen > own.MOST_CHOSEN
+    return len(x) <= own.MOST_TOKENS and not is_large
 
 
 def _knows(stack: Any, x: Tensor) -> bool:

@@ -176,12 +176,16 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """X [..., hidden] -> [..., hidden]."""
+        out: Tensor = self.down_proj(self.inner(x))
+        return out
+
+    def inner(self, x: Tensor) -> Tensor:
+        """The input of the last product: x [..., hidden] -> [..., width]."""
         both = self.gate_up_proj
         inner = None
         if isinstance(both, SkinnyLinear | Int4Linear):
             inner = both.gated(x, self.activation)
-        out: Tensor = self.down_proj(self._gated(both(x)) if inner is None else inner)
-        return out
+        return self._gated(both(x)) if inner is None else inner
 
     def _gated(self, gate_up: Tensor) -> Tensor:
         if kernels.usable(gate_up):

@@ -78,7 +78,7 @@ class ModelSettings:
     quantise: Quantise = setting(
         "auto",
         "Weights in fewer bits: as the checkpoint has them (auto; AWQ and GPTQ in four, FP8 in "
-        "eight on GPUs that multiply them, GGUF's Q4_0 and Q4_1 in four on GPUs, GGUF in sixteen on "
+        "eight on GPUs that multiply them, GGUF's Q4_0 and Q4_1 and experts in mxfp4 in four on GPUs, GGUF in sixteen on "
         "CPUs), none, or rounded to fp8, int4, or on a CPU fp16.",
         one_of=get_args(Quantise),
         panel=_MODEL,

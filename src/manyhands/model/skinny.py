@@ -69,6 +69,16 @@ class SkinnyLinear(nn.Linear):
         out = gate_up.gated_product(self._rows(x), self.weight, self.bias, activation)
         return out.view(*x.shape[:-1], out.shape[-1])
 
+    def put(self, x: Tensor, out: Tensor) -> None:
+        """Write what x [T, K] gives into `out` [T, N], in float32, unrounded where one launch can do it."""
+        ring = self._ring(x)
+        if self._is_for(x) and (ring is None or not ring.groups_for(self.weight)):
+            from manyhands.model.kernels.skinny import product
+
+            product(self._rows(x), self.weight, self.bias, self.arrived, out=out)
+        else:
+            out.copy_(self(x))
+
     def _in_parts(self, x: Tensor) -> Tensor | None:
         """Parts of the product; None if that takes another way."""
         ring = self._ring(x)

@@ -40,6 +40,7 @@ from manyhands.attention.kernels.overlap import launch_options, take_over
 from manyhands.attention.launches import shared_memory
 from manyhands.model.kernels.gated import ACTIVATIONS, activated
 from manyhands.model.kernels.skinny import Tiles, dot_dtype
+from manyhands.model.routing import Scoring
 
 MOST_TOKENS = 1024
 MOST_LOOKED_UP = 16  # tokens, of more there are lists
@@ -79,36 +80,73 @@ _LEAST_LISTED, _MOST_COLUMNS = 32, 128  # columns of listed tokens
 @triton.jit
 def _choose(
     logits,  # [T, E]
+    correction,  # [E], or nothing
     shares,  # [T, C]
     index,  # [T, C]
     E,
+    least,
+    added,
+    scale,
     C: tl.constexpr,
+    SIGMOID: tl.constexpr,  # scores are a sigmoid of each logit, not a softmax over all
+    CORRECTED: tl.constexpr,
+    GROUPS: tl.constexpr,  # 1: none
+    KEPT: tl.constexpr,
+    BEST: tl.constexpr,
     EVEN: tl.constexpr,  # shares of the chosen ones add up to 1
     PLACES: tl.constexpr,
-    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,  # at least the groups
+    BLOCK: tl.constexpr,  # at least the experts of a group
     OVERLAP: tl.constexpr,
 ):
-    """Program (token)."""
+    """Program (token). Its lanes are experts; of groups, each has a row of BLOCK lanes."""
     token = tl.program_id(0)
-    e = tl.arange(0, BLOCK)
+    lane = tl.arange(0, ROWS * BLOCK)
+    size = E // GROUPS
+    e = lane // BLOCK * size + lane % BLOCK
+    is_one = (lane % BLOCK < size) & (lane // BLOCK < GROUPS)
     place = tl.arange(0, PLACES)
     take_over(OVERLAP)
-    found = tl.load(logits + token * E + e, mask=e < E, other=-1e30).to(tl.float32)
-    found = tl.exp(found - tl.max(found))
-    whole = tl.sum(found)
+    score = tl.load(logits + token * E + e, mask=is_one, other=float("-inf")).to(tl.float32)
+    if SIGMOID:
+        small = tl.exp(-tl.abs(score))
+        score = tl.where(score < 0, small, 1.0) / (1.0 + small)
+    else:
+        score = tl.exp(score - tl.max(score))
+        score /= tl.sum(score)
+    found = score
+    if CORRECTED:
+        found += tl.load(correction + e, mask=is_one, other=0.0).to(tl.float32)
+    whole = tl.sum(tl.where(is_one, found, 0.0))
     # Of numbers that are none, the first experts are taken, each once, and shares that are none either.
     is_sound = whole == whole
-    found = tl.where(e < E, tl.where(is_sound, found / whole, 0.0), -1.0)
+    found = tl.where(is_sound, tl.maximum(found, -1e30), 0.0)
+    found = tl.where(is_one, found, float("-inf"))
+    if GROUPS > 1:
+        apart = tl.reshape(found, (ROWS, BLOCK))
+        group = tl.arange(0, ROWS)
+        of_group = tl.max(apart, 1)
+        if BEST == 2:
+            first = tl.argmax(apart, 1)
+            is_first = tl.arange(0, BLOCK)[None, :] == first[:, None]
+            of_group += tl.max(tl.where(is_first, float("-inf"), apart), 1)
+        is_kept = lane < 0
+        for _ in tl.static_range(KEPT):
+            best = tl.argmax(of_group, 0)
+            is_kept |= lane // BLOCK == best
+            of_group = tl.where(group == best, float("-inf"), of_group)
+        found = tl.where(is_one & ~is_kept, -1e30, found)
     chosen = tl.zeros((PLACES,), dtype=tl.float32)
     where = tl.zeros((PLACES,), dtype=tl.int32)
     for number in tl.static_range(C):
         best = tl.argmax(found, 0)
-        chosen = tl.where(place == number, tl.max(found), chosen)
-        where = tl.where(place == number, best, where)
-        found = tl.where(e == best, -1.0, found)
+        its = tl.sum(tl.where(lane == best, score, 0.0)) if CORRECTED else tl.max(found)
+        chosen = tl.where(place == number, its, chosen)
+        where = tl.where(place == number, best // BLOCK * size + best % BLOCK, where)
+        found = tl.where(lane == best, float("-inf"), found)
     if EVEN:
-        chosen /= tl.where(is_sound, tl.sum(chosen), 1.0)
-    chosen = tl.where(is_sound, chosen, whole)
+        chosen /= tl.where(is_sound, tl.maximum(tl.sum(chosen), least) + added, 1.0)
+    chosen = tl.where(is_sound, chosen * scale, whole)
     at = token * C + place
     tl.store(shares + at, chosen.to(shares.dtype.element_ty), mask=place < C)
     tl.store(index + at, where.to(index.dtype.element_ty), mask=place < C)
@@ -352,13 +390,17 @@ def choose(
     *,
     even: bool = True,
     dtype: torch.dtype | None = None,
+    scoring: Scoring = Scoring(),  # noqa: B008  # is never changed
+    correction: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Logits [T, E] -> shares [T, C] of this dtype or that of the logits, and experts [T, C] int64, the likeliest first.
 
-    Shares are a softmax over all experts, made to add up to 1 if `even`, which is a softmax over the chosen ones.
+    Scores are a softmax over all experts, or what `scoring` says; the likeliest are those whose score and `correction` [E] add
+    up to most. Shares are their scores, made to add up to 1 if `even`, which is a softmax over the chosen ones.
     """
     tokens, experts = logits.shape
-    assert chosen <= min(MOST_CHOSEN, experts), (chosen, experts)
+    number, kept, best = scoring.groups or (1, 1, 1)
+    assert chosen <= min(MOST_CHOSEN, experts // number * kept), (chosen, experts, scoring)
     assert experts <= MOST_EXPERTS, experts
     logits = logits.contiguous()
     shares = logits.new_empty(tokens, chosen, dtype=dtype)
@@ -366,11 +408,18 @@ def choose(
     if tokens:
         kernel: Any = _choose
         kernel[(tokens,)](
-            *(logits, shares, index, experts),
+            *(logits, logits if correction is None else correction.contiguous(), shares, index),
+            *(experts, scoring.least, scoring.added, scoring.scale),
             C=chosen,
+            SIGMOID=scoring.by_sigmoid,
+            CORRECTED=correction is not None,
+            GROUPS=number,
+            KEPT=kept,
+            BEST=best,
             EVEN=even,
             PLACES=int(triton.next_power_of_2(chosen)),
-            BLOCK=int(triton.next_power_of_2(experts)),
+            ROWS=int(triton.next_power_of_2(number)),
+            BLOCK=int(triton.next_power_of_2(experts // number)),
             num_warps=1,
             **launch_options(logits.device),
         )
@@ -387,10 +436,12 @@ def experts(
     tiles: tuple[Tiles, Tiles] | None = None,
     *,
     in_parts: bool = False,
+    beside: int = 0,
 ) -> Tensor:
     """X [T, K] through the experts `index` [T, C] of each token, weighed by `shares` [T, C] -> [T, N], for up to 1024 tokens.
 
-    `in_parts`: what each of them gives instead, weighed, [C, T, N] in float32, whose sum that is.
+    `in_parts`: what each of them gives instead, weighed, [C, T, N] in float32, whose sum that is; behind them room for so many
+    parts `beside`, which are left to the caller.
     Weights [E, 2 F, K] and [E, N, F]; of a `clamped` gate [E, K, 2 F] and [E, F, N]. The experts of a token are different ones.
     """
     tokens, inputs = x.shape
@@ -399,7 +450,8 @@ def experts(
     width, outputs = down.weight.shape[1:] if turns else down.weight.shape[:0:-1]
     assert tokens <= MOST_TOKENS, tokens
     assert chosen <= MOST_CHOSEN, chosen
-    parts = torch.empty(chosen, tokens, outputs, dtype=torch.float32, device=x.device)
+    assert in_parts or not beside, beside
+    parts = torch.empty(chosen + beside, tokens, outputs, dtype=torch.float32, device=x.device)
     out = parts if in_parts else x.new_empty(tokens, outputs)
     if not tokens:
         return out

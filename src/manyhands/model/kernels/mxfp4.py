@@ -96,10 +96,10 @@ class Tiles:
 
 # The fastest ones on an H200 (benchmarks/results/mxfp4_tiles.json).
 _MOST_LOOKED_UP = 8  # tokens: one eight of columns
-_SINGLE = Tiles(row_warps=2, input_warps=2, span=4), Tiles(span=4)
-_FEW = Tiles(row_warps=2, input_warps=2, span=3)
-_LISTED = Tiles(row_warps=2, input_warps=2)
-_MANY = Tiles(row_warps=4, input_warps=1)
+_SINGLE = Tiles(row_warps=2, input_warps=2, span=3), Tiles(span=3)  # up to two tokens
+_FEW = Tiles(row_warps=2, input_warps=2, span=3)  # up to sixteen
+_MORE = Tiles(row_warps=4, input_warps=1, span=3)
+_MANY = Tiles(row_warps=4, input_warps=1)  # of which an expert has more than an eight
 
 
 class PackedWeights(NamedTuple):
@@ -396,9 +396,9 @@ def choose_tiles(tokens: int, eights: int) -> tuple[Tiles, Tiles]:
     """The tiles of both products for so many tokens, in so many eights of columns."""
     if tokens <= 2:
         return _SINGLE
-    if tokens <= _MOST_LOOKED_UP:
+    if tokens <= 2 * _MOST_LOOKED_UP:
         return _FEW, _FEW
-    return (_LISTED, _LISTED) if eights == 1 else (_MANY, _MANY)
+    return (_MORE, _MORE) if eights == 1 else (_MANY, _MANY)
 
 
 def _eights(tokens: int, chosen: int, num_experts: int) -> int:

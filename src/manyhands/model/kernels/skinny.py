@@ -210,8 +210,10 @@ def product(
     activation: str | None = None,
     tiles: Tiles | None = None,
     scales: tuple[Tensor, Tensor] | None = None,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """X [T, K], weight [N, K], bias [N] -> [T, N], for up to 64 tokens.
+    """X [T, K], weight [N, K], bias [N] -> [T, N], for up to 64 tokens; into `out`, which may be float32, if that is given.
 
     In float8 with `scales` [N] of the weight's rows and [T] of x's, both float32; the result is bfloat16.
     With an `activation` the weight is [2 F, K], gates first, and the result act(gate) * up [T, F].
@@ -220,8 +222,11 @@ def product(
     x = x.contiguous()
     tokens, inputs = x.shape
     outputs = weight.shape[0] // (1 if activation is None else 2)
-    dtype = x.dtype if scales is None else torch.bfloat16
-    out = torch.empty((tokens, outputs), dtype=dtype, device=x.device)
+    if out is None:
+        dtype = x.dtype if scales is None else torch.bfloat16
+        out = torch.empty((tokens, outputs), dtype=dtype, device=x.device)
+    assert out.shape == (tokens, outputs), (out.shape, tokens, outputs)
+    assert out.is_contiguous(), out.stride()
     if not tokens:
         return out
     is_gated = activation is not None
