@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from benchmarks.breakdown import kind_of
 from benchmarks.performance import NOTHING_YET, Result, cell, result, results, table
 from benchmarks.vllm_process import CASCADE, PLAIN
 from benchmarks.whole_engines import OURS, TEAM
+
+_OF_EXPERTS = re.compile(r"^fused_moe|^_gated|^_down")  # kernels of their products, of both engines
 
 
 def whole_engines() -> str:
@@ -61,6 +64,8 @@ def whole_engines_parts() -> str:
             spent = {"attention": 0.0, "linears": 0.0}
             for name, ms in line["kernels"]:
                 kind = "attention" if "reshape_and_cache" in name else kind_of(name)
+                if found.get("num_experts") and _OF_EXPERTS.search(name):
+                    kind = "linears"
                 if kind in spent:
                     spent[kind] += ms
             times = [whole["ms_mean"], *spent.values(), whole["ms_mean"] - sum(spent.values())]
@@ -70,6 +75,25 @@ def whole_engines_parts() -> str:
     rows.sort(key=lambda row: row[:2])
     head = ["network", "situation", "engine", "ms", "attention", "products", "all else"]
     return table(head, rows) if rows else NOTHING_YET
+
+
+def whole_engines_experts() -> str:
+    """The experts that a layer reads in a step of either engine, on average."""
+    rows: list[list[str]] = []
+    last = ""
+    for _, found in results("whole_engines"):
+        for name in dict.fromkeys(line["name"] for line in found.get("experts", [])):
+            read = {
+                line["engine"]: f"{line['experts_read']:.1f}"
+                for line in found["experts"]
+                if line["name"] == name
+            }
+            network = "" if found["model"] == last else found["model"]
+            told = [read.get(kind, "") for kind in (OURS, TEAM, PLAIN)]
+            rows.append([network, name, str(found["num_experts"]), *told])
+            last = found["model"]
+    head = ["network", "situation", "experts of a layer", "read by this engine", "as a team"]
+    return table([*head, "by vLLM"], rows) if rows else NOTHING_YET
 
 
 def whole_engines_gate() -> str:

@@ -16,9 +16,9 @@ CUDA 13. FlashInfer's wheel is Python and sources, which it compiles at their fi
 Hopper, bfloat16 and heads of 128 dims, the shapes of the benchmark; `benchmarks/outside_peers.py` calls both.
 
 vLLM as a whole is the same wheel, 245 MB, and what its Python imports beside torch, transformers and numpy. Of its
-kernels only those for Hopper are kept, of FlashAttention 3 those of bfloat16 and heads of 128 dims
-(`benchmarks/fat_binaries.py`), and neither FlashAttention 2 nor experts, FlashMLA and DeepGEMM, so the archive has some
-20 MB. Packages that are large, and that decoding never calls, are not there: a name that is asked of one of them is
+kernels only those for Hopper are kept, of FlashAttention 3 those of bfloat16 and heads of 64 or 128 dims
+(`benchmarks/fat_binaries.py`), and neither FlashAttention 2 nor FlashMLA and DeepGEMM, so the archive has some
+25 MB. FlashInfer, which comes with vLLM, is not there either: experts go by Triton's kernels. Packages that are large, and that decoding never calls, are not there: a name that is asked of one of them is
 an empty class (`STAND_INS`). So this vLLM serves no HTTP and knows no grammars; the passes are its own.
 """
 
@@ -96,6 +96,8 @@ STAND_INS = (
     "xgrammar",
 )
 VLLM_PACKAGES = Path("vllm_engine")
+# In it: numbers that its kernels for experts were tuned with, a file for each shape and GPU.
+VLLM_TUNED = Path("vllm", "model_executor", "layers", "fused_moe", "configs")
 FA3_LIBRARY = Path("flash_attention_3", "_vllm_fa3_C.abi3.so")
 FLASHINFER_PACKAGES = Path("flashinfer")
 _FA3_IN_WHEEL = f"vllm/vllm_flash_attn/{FA3_LIBRARY.name}"
@@ -107,12 +109,12 @@ _NOT_CALLED = (  # of vLLM's wheel
     "vllm/vllm_flash_attn/cute/",
     "vllm/vllm_flash_attn/_vllm_fa2_C",
     "vllm/_flashmla",
-    "vllm/_moe_C",
 )
 _HOPPER = 90
 _FOR = ("--python-version", "3.12", "--only-binary", ":all:")
 _PLATFORMS = ("manylinux_2_35", "manylinux_2_28", "manylinux_2_24", "manylinux2014")
 HEAD_DIM = 128
+_VLLM_HEAD_DIMS = (64, HEAD_DIM)  # of the networks that vLLM is timed with
 
 
 def _download(wheels: Path) -> list[str]:
@@ -147,7 +149,7 @@ def fetch_vllm(folder: Path) -> None:
             with zipfile.ZipFile(wheel) as archive:
                 names = [name for name in archive.namelist() if not name.startswith(_NOT_CALLED)]
                 archive.extractall(target, names)
-    libraries = [*(target / "vllm").glob("_C*.so"), target / _FA3_IN_WHEEL]
+    libraries = [*(target / "vllm").glob("_*.so"), target / _FA3_IN_WHEEL]
     for library in libraries:
         library.write_bytes(pruned(library.read_bytes(), is_called))
         subprocess.run(["strip", str(library)], check=True)
@@ -162,10 +164,10 @@ def is_called(kernels: Kernels) -> bool:
         return False
     source = re.search(rb"\d_flash_fwd_hdim(\w+?)_sm90_cu", kernels.code)
     if source is not None:
-        return source[1].startswith(b"%d_bf16" % HEAD_DIM)
+        return source[1].startswith(tuple(b"%d_bf16" % dims for dims in _VLLM_HEAD_DIMS))
     dims = set(re.findall(rb"EEEEEELi(\d+)ENS_\w*?bfloat16_tE?f?NS_4arch", kernels.code))
     others = re.search(rb"EEEEEELi\d+ENS_(?:6half_t|\d+float_e4m3_t)E?f?NS_4arch", kernels.code)
-    return others is None and dims <= {b"%d" % HEAD_DIM}
+    return others is None and dims <= {b"%d" % each for each in _VLLM_HEAD_DIMS}
 
 
 def compile_kernels(folder: Path) -> None:

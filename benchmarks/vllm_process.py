@@ -16,6 +16,13 @@ pauses makes possible; then steps are timed as they come out of the engine, thos
 every few steps, so each crowd is timed both ways, over completions of the same lengths; what comes first behind a turn is
 not counted. With it on, vLLM itself decides from the numbers of rows, heads and tokens whether to use it; a crowd for which
 it never did has no line of its own with it.
+
+Random weights are made anew as this engine makes its own (`fill`): vLLM's lie within a thousandth of zero, norms too, and all
+layers' routers are alike. Embeddings are larger where there are experts: else what rows read of the prompt that they share
+would choose for all of them, and 256 completions would read the experts of one. How many *experts* a step reads depends on these numbers, so it is counted in both engines, when
+everything has been timed, in steps without graphs. Networks with experts go by Triton's kernels (`about_experts` tells
+which numbers they were tuned with): FlashInfer, whose kernels 0.20 prefers where it is installed, is slower on Hopper by
+vLLM's own measurements, and later releases no longer prefer it there (https://github.com/vllm-project/vllm/pull/44220).
 """
 
 from __future__ import annotations
@@ -40,6 +47,8 @@ _FEWEST = 2  # steps that count of a stretch whose time is over
 _STRETCH_SECONDS, _CROWD_SECONDS = 1.0, 6.0
 _LEAST_FOR_CASCADE = 8  # rows; vLLM does not cascade fewer
 _PROFILED_STEPS = 12
+COUNTED_STEPS = 8  # of which experts are counted
+EMBEDDED = 1.0  # standard deviation of random embeddings, where there are experts
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -84,7 +93,8 @@ class Asked:
     """A model folder and what to decode with it. `weights`: "dummy" or "auto", as vLLM calls them.
 
     `tells_tokens`: tell the tokens with their logprobs and time nothing (for the gate). `profiled`: names of crowds
-    whose kernels are told, when everything has been timed.
+    whose kernels are told, when everything has been timed. `spread`: of dummy weights, the standard deviation.
+    `has_experts`: tell how many of them are read, too.
     """
 
     model: str
@@ -93,6 +103,8 @@ class Asked:
     crowds: tuple[Crowd, ...]
     tells_tokens: bool = False
     profiled: tuple[str, ...] = ()
+    spread: float = 0.0
+    has_experts: bool = False
 
     @classmethod
     def read(cls, path: Path) -> Asked:
@@ -158,6 +170,55 @@ def watch_kernels(worker: Any, is_on: bool) -> dict[str, Any]:
     return {"steps": steps, "kernels": [[name, ms] for ms, name in kernels]}
 
 
+def fill(worker: Any, spread: float, embedded: float) -> None:
+    """Make the weights anew, in the engine's process: matrices at random, with these deviations; norms 1, biases 0."""
+    import torch
+
+    with torch.inference_mode():
+        for name, weight in worker.model_runner.get_model().named_parameters():
+            if name.endswith("bias"):
+                weight.zero_()
+            elif "norm" in name:
+                weight.fill_(1.0)
+            else:
+                weight.normal_(std=embedded if "embed" in name else spread)
+
+
+def about_experts(worker: Any) -> dict[str, Any]:
+    """The kernels of the first layer's experts, and the file of numbers that they were tuned with, if there is one."""
+    from vllm.model_executor.layers.fused_moe.fused_moe import get_config_file_name, get_moe_configs
+
+    for module in worker.model_runner.get_model().modules():
+        if hasattr(module, "w13_weight"):
+            num_experts, _, inner = module.w2_weight.shape
+            tuned = get_moe_configs(num_experts, inner, None)
+            name = get_config_file_name(num_experts, inner, None)
+            kernels = module.quant_method.unquantized_backend.value
+            return {"experts": kernels, "experts_tuned": name if tuned else None}
+    return {}
+
+
+def count_experts(worker: Any, is_on: bool, rows: int) -> float:
+    """Begin to count the experts that a layer reads of so many rows, in the engine's process, without graphs, or end it.
+
+    Told at the end: how many, on average over layers and steps.
+    """
+    runner = worker.model_runner
+    runner.cudagraph_dispatcher.keys_initialized = not is_on  # so no graph is found
+
+    def note(chosen: Any) -> None:
+        if len(chosen) == rows:
+            runner.experts_read.append(chosen.unique().numel())
+
+    for module in runner.get_model().modules():
+        router: Any = getattr(module, "router", None)
+        if hasattr(router, "set_capture_fn"):
+            router.set_capture_fn(note if is_on else None)
+    if is_on:
+        runner.experts_read = []
+    return statistics.fmean(runner.experts_read or [0.0])
+
+
 class Watched:
     """An engine of vLLM's whose steps are timed."""
 
@@ -186,6 +247,13 @@ class Watched:
         self.stretch(rows, num_steps, _STRETCH_SECONDS)
         (told,) = self.engine.collective_rpc(watch_kernels, args=(False,))
         return dict(told)
+
+    def experts(self, rows: int) -> float:
+        """The experts that a layer reads in one of the next steps, on average."""
+        self.engine.collective_rpc(count_experts, args=(True, rows))
+        self.stretch(rows, COUNTED_STEPS, _CROWD_SECONDS)
+        (told,) = self.engine.collective_rpc(count_experts, args=(False, rows))
+        return float(told)
 
     def begin(self, crowd: Crowd, **wanted: Any) -> list[str]:
         """Queue the requests of a crowd, its shared prompt read already, and let them go all at once."""
@@ -298,6 +366,16 @@ def profile(watched: Watched, crowd: Crowd) -> list[dict[str, Any]]:
     return lines
 
 
+def experts_read(watched: Watched, crowd: Crowd) -> list[dict[str, Any]]:
+    """The experts that a layer reads of a crowd's steps, from the first on that is timed; nothing if none came."""
+    watched.switch(False)
+    names = watched.begin(crowd)
+    watched.stretch(crowd.rows, WARM_UP, _STRETCH_SECONDS)
+    read = round(watched.experts(crowd.rows), 2)
+    watched.give_up(names)
+    return [{"counted": PLAIN, "name": crowd.name, "experts_read": read}] if read else []
+
+
 def account(seconds: Sequence[float], rows: int) -> dict[str, Any]:
     """Milliseconds per step, and tokens per second of all rows together."""
     ordered = sorted(1e3 * each for each in seconds)
@@ -355,6 +433,9 @@ def start(asked: Asked) -> tuple[Watched, dict[str, Any]]:
         kind = RequestOutputKind.FINAL_ONLY
         return vllm.SamplingParams(detokenize=False, output_kind=kind, **wanted)
 
+    if asked.weights == "dummy":
+        embedded = EMBEDDED if asked.has_experts else asked.spread
+        llm.llm_engine.collective_rpc(fill, args=(asked.spread, embedded))
     config = llm.llm_engine.vllm_config
     pages = config.cache_config
     facts = {
@@ -366,6 +447,9 @@ def start(asked: Asked) -> tuple[Watched, dict[str, Any]]:
         "compilation": str(config.compilation_config.mode),
         "async_scheduling": bool(config.scheduler_config.async_scheduling),
     }
+    if asked.has_experts:
+        (about,) = llm.llm_engine.collective_rpc(about_experts)
+        facts |= about
     return Watched(llm.llm_engine, parameters, asked.vocab_size), facts
 
 
@@ -383,6 +467,9 @@ def run(asked: Asked, told: TextIO, begin: Callable[[Asked], Any] = start) -> No
             tell(line)
             if not asked.tells_tokens:
                 print(line, flush=True)
+    for crowd in asked.crowds if asked.has_experts and not asked.tells_tokens else ():
+        for line in experts_read(watched, crowd):
+            tell(line)
     for crowd in asked.crowds:
         if crowd.name in asked.profiled:
             for line in profile(watched, crowd):

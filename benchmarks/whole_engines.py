@@ -16,12 +16,15 @@ nothing, the third at the latest; vLLM, which has graphs for just these rows, in
     a plain batch                   128 requests with prompts of their own; nothing is shared
 
 What this engine does is what a strategy asks for: the prompt's rows and the completions' in `Step`s, through scheduler
-and planner. The crowds that do not fit into the device are halved, for both engines alike.
+and planner. The crowds that do not fit into the device are halved, for both engines alike. Of networks with experts it
+is counted, behind all timings, how many of them a layer reads in a step of either engine (launch by launch): a step takes
+longer the more they are.
 
 Gate first: a small network with random weights is saved, both engines load it, and vLLM writes greedily behind a shared
 prompt, without cascade attention and with it. This engine then reads what vLLM wrote, token by token in one step for all
 rows, and says how likely it finds each token: the log-probabilities must be alike, and each of vLLM's
-tokens must be this engine's choice too, or as good as that. Where the gate is red nothing is timed.
+tokens must be this engine's choice too, or as good as that. Where the gate is red nothing is timed. A network with experts
+has a gate of its own, with as many experts as large.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -44,15 +47,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.breakdown import breakdown, kind_of
 from benchmarks.decode import free, num_graphs, recording, steady
-from benchmarks.outsiders import VLLM_PACKAGES
+from benchmarks.engine_parts import executor_of
+from benchmarks.outsiders import VLLM_PACKAGES, VLLM_TUNED
 from benchmarks.results import ROOT, Clock, Results, parser
-from benchmarks.shapes import SHAPES, TINY, Shape
+from benchmarks.shapes import SHAPES, TINY, TINY_EXPERTS, Shape
 from benchmarks.timing import python_loop_ms
-from benchmarks.vllm_process import WARM_UP, Asked, Crowd, Tokens, account
+from benchmarks.vllm_process import (
+    COUNTED_STEPS,
+    EMBEDDED,
+    WARM_UP,
+    Asked,
+    Crowd,
+    Tokens,
+    account,
+)
 from manyhands import bundled
 from manyhands.cache.block import Block
 from manyhands.cache.logprobs import Logprobs
@@ -61,8 +74,11 @@ from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.loop import run_passes
+from manyhands.engine.passes import Passes
 from manyhands.errors import InvalidRequest
 from manyhands.evaluation.bench import fill, seat, views_of
+from manyhands.model.dummy import STD
+from manyhands.model.routing import routing_of
 from manyhands.strategies.base import Answer, Reserve, Strategy
 
 OURS, TEAM = "manyhands", "manyhands, a team"
@@ -79,6 +95,10 @@ _MANY = tuple(_behind(rows, length) for length in (2048, 16384) for rows in (256
 CROWDS: dict[str, tuple[Crowd, ...]] = {
     "qwen3-8b": (*_FEW, _ALONE, *_MANY),
     "codellama-7b": _MANY,
+    **dict.fromkeys(
+        ("qwen3-30b-a3b", "gpt-oss-20b"),
+        (*_FEW[:3], _FEW[-1], _ALONE, _behind(128, 1024), _behind(256, 2048), _behind(256, 16384)),
+    ),
 }
 PROFILED = ("1 behind 1 k", "16 behind 16 k", _ALONE.name, "256 behind 2 k")
 TINY_CROWDS = (
@@ -104,13 +124,21 @@ GATE_SHAPE = Shape(
         "max_position_embeddings": 4096,
     },
 )
+_OF_THE_GATE = ("hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
+_GATE_LAYERS = 2  # where they have experts
 GATE_CROWD = Crowd("gate", 64, (512, 512), 32)  # so many that vLLM cascades
-_SHARPER, _LOUDER = 2.0, 5.0  # queries, and logits, than transformers makes them
+# So many times as transformers makes them: queries with norms and without, logits, and those of routers, which else
+# choose by the last bit which expert is the last.
+_SHARPER, _SHARPER_PLAIN, _LOUDER, _DECIDED = 2.0, 5.0, 5.0, 4.0
+_BIAS, _SINK = 0.2, 3.0  # deviation of biases, and mean of sinks, which it begins at 0
 # Natural logarithms: the mean difference between two engines' log-probabilities of one token, and by how much a token
 # of the one may be less likely than the other's own choice. In bfloat16 this engine is 0.046 from itself in float32 by
 # the first, and 0.25 by the second (on a CPU); with one token of the shared prompt exchanged, 0.27 and 3.4, with one page of
 # it in the place of another, 1.4 and 9.7.
 MEAN_TOLERANCE, WORST_TOLERANCE = 0.1, 0.8
+# With experts it is 0.06 from itself by the first, and up to 1.1 by the second: a token may get another last expert. With
+# one token of the prompt, or two experts of a layer, exchanged, 0.13 and 3.3 at the least.
+WORST_WITH_EXPERTS = 2.0
 # That vLLM may take for the gate, and that it leaves of a network's.
 _GATE_SECONDS, _OUR_SECONDS = 150.0, 45.0
 _RELEASED = 0.95  # share of the device's memory that is free again when another process has ended
@@ -122,7 +150,9 @@ class WholeEngines:
     def __init__(self, name: str, arguments: argparse.Namespace, clock: Clock) -> None:
         self.arguments, self.clock = arguments, clock
         self.device = torch.device(arguments.device)
-        self.shape: Shape = TINY if arguments.tiny else SHAPES[name]
+        self.shape = SHAPES[name]
+        if arguments.tiny:
+            self.shape = TINY_EXPERTS if self.shape.num_experts else TINY
         self.crowds = TINY_CROWDS if arguments.tiny else CROWDS[name]
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.results = Results(f"whole_engines_{name}", arguments, clock)
@@ -132,6 +162,7 @@ class WholeEngines:
         self.results.put(
             model=self.shape.title,
             dtype=str(self.dtype).removeprefix("torch."),
+            num_experts=self.shape.num_experts,
             tokens=TOKENS,
             counted_from=WARM_UP,
         )
@@ -154,6 +185,8 @@ class WholeEngines:
             sum(a * b for a, b in self.shape.products())
             + self.shape.config["hidden_size"] * self.shape.config["vocab_size"]
         )
+        if self.shape.num_experts:
+            weights += self.shape.num_layers * self.shape.num_experts * self.shape.expert_bytes(2)
         free_bytes = _SHARE_OF_MEMORY * torch.cuda.mem_get_info(self.device)[0]
         room = (free_bytes - weights - _SPARE_BYTES) / self.shape.token_bytes(2)
         fitting = []
@@ -170,20 +203,29 @@ class WholeEngines:
         self.crowds = tuple(fitting)
 
     def _gate_is_green(self, place: Path) -> bool:
-        """Both engines on one small network, once for all networks; what came of it is in the results."""
-        if self.arguments.gate is None:
-            self.arguments.gate = self._gate(place)
-        started, lines = self.arguments.gate
+        """Both engines on one small network, once for all networks alike; what came of it is in the results."""
+        shape = gate_shape(self.shape)
+        if shape.title not in self.arguments.gates:
+            self.arguments.gates[shape.title] = self._gate(place, shape)
+        started, lines = self.arguments.gates[shape.title]
         self.results.put(gate_start=started)
         for name, cascades, found in lines:
             self.results.add("gate", engine=name, steps_in_cascade=cascades, **asdict(found))
-        return bool(lines) and all(found.is_green for _, _, found in lines)
+        worst = WORST_WITH_EXPERTS if shape.num_experts else WORST_TOLERANCE
+        return bool(lines) and all(found.is_green(worst) for _, _, found in lines)
 
-    def _gate(self, place: Path) -> tuple[dict[str, Any], list[tuple[str, int, Agreement]]]:
+    def _gate(
+        self, place: Path, shape: Shape
+    ) -> tuple[dict[str, Any], list[tuple[str, int, Agreement]]]:
         """How vLLM started, and for each way in which it wrote: steps in cascade attention, and how far off."""
-        folder = save_small(place / "gate")
+        folder = save_small(place / "gate", shape)
         asked = Asked(
-            str(folder), "auto", GATE_SHAPE.config["vocab_size"], (GATE_CROWD,), tells_tokens=True
+            str(folder),
+            "auto",
+            shape.config["vocab_size"],
+            (GATE_CROWD,),
+            tells_tokens=True,
+            has_experts=shape.num_experts > 0,
         )
         started, lines = self._ask_vllm(asked, place, _GATE_SECONDS)
         engine = Engine.load(
@@ -208,13 +250,23 @@ class WholeEngines:
     def _vllm(self, folder: Path) -> bool:
         """Time it; whether anything came of it."""
         vocab_size = self.shape.config["vocab_size"]
-        asked = Asked(str(folder), "dummy", vocab_size, self.crowds, profiled=PROFILED)
+        asked = Asked(
+            str(folder),
+            "dummy",
+            vocab_size,
+            self.crowds,
+            profiled=PROFILED,
+            spread=STD,
+            has_experts=self.shape.num_experts > 0,
+        )
         seconds = max(1.0, self.clock.seconds - self.clock.spent - _OUR_SECONDS)
         started, lines = self._ask_vllm(asked, folder.parent, seconds)
         self.results.put(vllm_start=started)
         for line in lines:
             if "profiled" in line:
                 self._profiled(line)
+            elif "counted" in line:
+                self.results.add("experts", engine=line.pop("counted"), **line)
             else:
                 self.results.add("cells", **line)
         return bool(lines)
@@ -241,12 +293,16 @@ class WholeEngines:
         told.unlink(missing_ok=True)
         packages = Path(self.arguments.outsiders).resolve() / VLLM_PACKAGES
         path = os.pathsep.join(map(str, (packages, ROOT)))
+        lent = folder / "tuned"
+        if asked.has_experts and self.device.type == "cuda":
+            name = torch.cuda.get_device_name(self.device)
+            self.results.put(tuned_for_h200=lend_tuned(packages / VLLM_TUNED, lent, name))
         command = [sys.executable, "-m", "benchmarks.vllm_process"]
         before = self.clock.spent
         process = subprocess.Popen(
             [*command, str(asked.write(folder / "asked.json")), str(told)],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": path, "VLLM_TUNED_CONFIG_FOLDER": str(lent)},
             start_new_session=True,  # its own processes are ended with it
         )
         try:
@@ -283,6 +339,8 @@ class WholeEngines:
             weights="dummy",
             memory_tokens=max(map(most_memory, self.crowds)),
         )
+        if self.shape.num_experts:
+            embed(engine)
         engine.get_ready()
         self.results.put(
             backend=engine.facts.backend,
@@ -303,6 +361,7 @@ class WholeEngines:
                     history = fill(engine, Block("history"), crowd.prompt[0], seed=0).freeze()
                     measure = partial(decode_team, engine, history, crowd)
                     self._add(TEAM, crowd, steady(engine, measure), engine)
+        self._count_experts(engine)
         for crowd in self.crowds:
             if crowd.name in PROFILED and self.clock.allows(5):
                 with self.results.surviving(f"{OURS}, breakdown of {crowd.name}"):
@@ -310,6 +369,22 @@ class WholeEngines:
         self.results.put(**recording(engine))
         del engine, measure
         free(self.device)
+
+    def _count_experts(self, engine: Engine) -> None:
+        """The experts that a layer reads of each crowd, and of each team."""
+        for crowd in self.crowds if self.shape.num_experts else ():
+            if not self.clock.allows(5):
+                self.results.leave_out(f"experts of {crowd.name}", "the time was over")
+                continue
+            few = replace(crowd, tokens=WARM_UP + COUNTED_STEPS)
+            measures = {OURS: partial(decode, engine, few, self.shape.config["vocab_size"])}
+            if crowd.is_shared and (crowd.rows in _TEAMS or self.arguments.tiny):
+                history = fill(engine, Block("history"), crowd.prompt[0], seed=0).freeze()
+                measures[TEAM] = partial(decode_team, engine, history, few)
+            for name, measure in measures.items():
+                with self.results.surviving(f"{name}, experts of {crowd.name}"):
+                    read = round(experts_read(engine, crowd.rows, measure), 2)
+                    self.results.add("experts", engine=name, name=crowd.name, experts_read=read)
 
     def _take_apart(self, engine: Engine, crowd: Crowd) -> None:
         """Where a pass spends its time, of rows that stand as the crowd's do, over made-up keys and values."""
@@ -331,6 +406,23 @@ class WholeEngines:
         self.results.add(
             "cells", engine=name, name=crowd.name, rows=crowd.rows, **line, graphs=graphs
         )
+
+
+def lend_tuned(theirs: Path, lent: Path, device: str) -> list[str]:
+    """Put the numbers for the H200 where vLLM finds them for this GPU, if it has none for it; names of files lent.
+
+    An H100's processor is the same.
+    """
+    lent.mkdir(exist_ok=True)
+    own, others = f"device_name={device.replace(' ', '_')}", "device_name=NVIDIA_H200"
+    names = []
+    if "H100" in device:
+        for file in sorted(theirs.glob(f"*,{others}.json")):
+            name = file.name.replace(others, own)
+            if not (theirs / name).exists():
+                shutil.copy(file, lent / name)
+                names.append(name)
+    return names
 
 
 def most_memory(crowd: Crowd) -> int:
@@ -366,9 +458,9 @@ def writing(
 
 
 def decode_team(engine: Engine, history: Block, crowd: Crowd) -> list[float]:
-    """The same of a team that reads a frozen history and itself, whose desks are new."""
+    """The same of a team that reads a frozen history and itself, whose desks are new; each worker begins with another token."""
     views = views_of(seat(engine, history, crowd.rows, desk=0))
-    team = writing(views, [(0,)] * crowd.rows, crowd.tokens)
+    team = writing(views, [(row,) for row in range(crowd.rows)], crowd.tokens)
     return time_steps(engine, [(0, team)], crowd.rows)
 
 
@@ -404,6 +496,42 @@ def time_steps(engine: Engine, runs: Iterable[tuple[int, Strategy]], rows: int) 
     return seconds[min(WARM_UP, len(seconds) // 2) :]
 
 
+@torch.inference_mode()
+def embed(engine: Engine) -> None:
+    """Make random embeddings so large that a row's own token chooses its experts, as `fill` of vllm_process does there."""
+    torch.manual_seed(0)
+    model: Any = executor_of(engine).adapter.model
+    model.get_input_embeddings().weight.normal_(std=EMBEDDED)
+
+
+def experts_read(engine: Engine, rows: int, measure: Callable[[], Any]) -> float:
+    """The experts that a layer reads in one of the last passes of so many rows that `measure` makes, on average.
+
+    The passes are made launch by launch meanwhile: what is recorded calls no hooks.
+    """
+    executor = executor_of(engine)
+    recorded = executor.passes
+    counts: list[list[int]] = []  # of each router
+
+    def note(of: list[int], router: nn.Module, given: object, out: tuple[Tensor, ...]) -> None:
+        if len(out[2]) == rows:
+            of.append(out[2].unique().numel())
+
+    hooks = []
+    for module in executor.adapter.model.modules():
+        if routing_of(module) is not None:
+            counts.append([])
+            hooks.append(module.register_forward_hook(partial(note, counts[-1])))
+    executor.passes = Passes(executor.adapter, executor.memory, executor.backend)
+    try:
+        measure()
+    finally:
+        executor.passes = recorded
+        for hook in hooks:
+            hook.remove()
+    return statistics.fmean(count for each in counts for count in each[-COUNTED_STEPS:])
+
+
 # -- gate ------------------------------------------------------------------------------------------
 
 
@@ -416,23 +544,44 @@ class Agreement:
     mean: float  # of the differences
     worst: float  # of how much less likely the token is than one's own choice
 
-    @property
-    def is_green(self) -> bool:
-        """Whether they compute the same network (what is not a number is red)."""
-        return self.mean <= MEAN_TOLERANCE and self.worst <= WORST_TOLERANCE
+    def is_green(self, worst: float) -> bool:
+        """Whether they compute the same network (what is not a number is red); `worst`: the tolerance of that."""
+        return self.mean <= MEAN_TOLERANCE and self.worst <= worst
 
 
-def save_small(folder: Path) -> Path:
+def gate_shape(shape: Shape) -> Shape:
+    """The small network by which one of this shape is examined."""
+    if not shape.num_experts:
+        return GATE_SHAPE
+    own = shape.config
+    config = {**own, **{name: GATE_SHAPE.config[name] for name in _OF_THE_GATE}}
+    config["num_hidden_layers"] = _GATE_LAYERS
+    if "layer_types" in own:
+        config["layer_types"] = own["layer_types"][:_GATE_LAYERS]
+    return Shape(f"of the gate, with experts of {shape.title}", config)
+
+
+def save_small(folder: Path, shape: Shape) -> Path:
     """A small network with random weights, as transformers saves it."""
-    config = AutoConfig.from_pretrained(GATE_SHAPE.write(folder))
+    config = AutoConfig.from_pretrained(shape.write(folder))
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    weights = dict(model.named_parameters())
+    has_norms = any(name.endswith("q_norm.weight") for name in weights)
     with torch.no_grad():
-        for name, weight in model.named_parameters():
+        for name, weight in weights.items():
             if name.endswith("q_norm.weight"):
                 weight.mul_(_SHARPER)
+            elif name.endswith("q_proj.weight") and not has_norms:
+                weight.mul_(_SHARPER_PLAIN)
             elif name == "lm_head.weight":
                 weight.mul_(_LOUDER)
+            elif name.endswith(("mlp.gate.weight", "mlp.router.weight")):
+                weight.mul_(_DECIDED)
+            elif name.endswith("bias"):
+                weight.normal_(std=_BIAS)
+            elif name.endswith("sinks"):
+                weight.normal_(mean=_SINK)
     model.to(torch.bfloat16).save_pretrained(folder)
     for each in bundled.path().glob("tokenizer*"):  # weights that are read come with one
         shutil.copy(each, folder)
@@ -496,7 +645,7 @@ def main(words: list[str] | None = None) -> None:
     options.add_argument(
         "--outsiders", type=Path, help="folder with vLLM (benchmarks/outsiders.py)"
     )
-    options.set_defaults(gate=None)  # both networks have one
+    options.set_defaults(gates={})  # by their titles: networks without experts have one
     arguments = options.parse_args(words)
     unknown = set(arguments.models.split(",")) - set(CROWDS)
     if unknown:

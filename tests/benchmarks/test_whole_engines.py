@@ -75,6 +75,24 @@ class Runner:
     def execute_model(self):
         pass
 
+    def __init__(self, model):
+        self.model, self.cudagraph_dispatcher = model, Facts(keys_initialized=True)
+        for block in model.modules():
+            if hasattr(block, "gate") and hasattr(block, "experts"):
+                self.enter(block)
+
+    def get_model(self):
+        return self.model
+
+    def enter(self, block):
+        told, weights = [None], block.experts
+        last = lambda chosen: chosen.unflatten(0, (self.rows, -1))[:, -1]  # there is no cache
+        note = lambda module, given, out: told[0] and told[0](last(out[2]))
+        block.gate.register_forward_hook(note)
+        block.router = Facts(set_capture_fn=lambda function: told.__setitem__(0, function))
+        block.w13_weight, block.w2_weight = weights.gate_up_proj, weights.down_proj
+        block.quant_method = Facts(unquantized_backend=Facts(value="another's"))
+
     def _compute_cascade_attn_prefix_lens(self, *arguments):
         return [16]
 
@@ -84,19 +102,23 @@ class Engine:
         config = AutoConfig.from_pretrained(folder)
         load = {"dummy": AutoModelForCausalLM.from_config, "auto": AutoModelForCausalLM.from_pretrained}[weights]
         self.model = load(config if weights == "dummy" else folder, dtype=torch.float32).eval()
-        self.engine_core, self.rows, self.runner = Core(self.make), {}, Runner()
+        if os.environ.get("WRONG") == "experts" and weights == "auto":
+            for name, weight in self.model.named_parameters():
+                if ".0.mlp.experts." in name:
+                    weight.data = weight.data.flip(0)
+        self.engine_core, self.rows, self.runner = Core(self.make), {}, Runner(self.model)
         self.vllm_config = Facts(
             cache_config=Facts(num_gpu_blocks=100, block_size=16),
             compilation_config=Facts(cudagraph_mode="FULL", mode=3),
             scheduler_config=Facts(async_scheduling=True),
         )
 
-    def collective_rpc(self, function, args):
+    def collective_rpc(self, function, args=()):
         return [function(Facts(model_runner=self.runner), *args)]
 
     def add_request(self, name, prompt, wanted):
         tokens = prompt["prompt_token_ids"]
-        if "WRONG" in os.environ:
+        if os.environ.get("WRONG") == "prompt":
             tokens = tokens[1:]
         self.rows[name] = Facts(tokens=list(tokens), wanted=wanted, wrote=[], logprobs=[])
 
@@ -116,6 +138,7 @@ class Engine:
         for row in self.rows.values():
             alike.setdefault(len(row.tokens), []).append(row)
         for rows in alike.values():
+            self.runner.rows = len(rows)
             logits = self.model(torch.tensor([row.tokens for row in rows])).logits[:, -1]
             for row, scores in zip(rows, logits.log_softmax(-1)):
                 token = int(scores.argmax())
@@ -140,6 +163,16 @@ class LLM:
 """
 
 
+TUNED = """
+def get_config_file_name(num_experts, inner, dtype):
+    return f"E={num_experts},N={inner}.json"
+
+
+def get_moe_configs(num_experts, inner, dtype):
+    return {1: {}} if num_experts == 8 else None
+"""
+
+
 @pytest.fixture
 def another(tmp_path: Path) -> Path:
     """A folder in which that package lies where vLLM would."""
@@ -147,6 +180,9 @@ def another(tmp_path: Path) -> Path:
     place.mkdir(parents=True)
     (place / "__init__.py").write_text(ANOTHER_ENGINE)
     (place / "sampling_params.py").write_text("class RequestOutputKind:\n    FINAL_ONLY = 2\n")
+    experts = place / "model_executor" / "layers" / "fused_moe" / "fused_moe.py"
+    experts.parent.mkdir(parents=True)
+    experts.write_text(TUNED)
     return tmp_path / "there"
 
 
@@ -157,10 +193,10 @@ def small_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whole_engines, "GATE_SHAPE", SMALL_SHAPE)
 
 
-def measured(out: Path, *words: str) -> dict[str, Any]:
-    common = ["--tiny", "--device", "cpu", "--commit", "abc", "--models", "qwen3-8b"]
+def measured(out: Path, *words: str, network: str = "qwen3-8b") -> dict[str, Any]:
+    common = ["--tiny", "--device", "cpu", "--commit", "abc", "--models", network]
     whole_engines.main([*common, "--out", str(out), *words])
-    found: dict[str, Any] = json.loads((out / "whole_engines_qwen3-8b.json").read_text())
+    found: dict[str, Any] = json.loads((out / f"whole_engines_{network}.json").read_text())
     return found
 
 
@@ -208,11 +244,36 @@ def test_both_engines_are_timed_behind_a_green_gate(
 
 
 @pytest.mark.usefixtures("small_gate")
-def test_a_wrong_network_is_not_timed(
+def test_experts_are_counted_in_both_engines(
     another: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WRONG", "1")
-    found = measured(tmp_path, "--outsiders", str(another))
+    monkeypatch.setattr(whole_engines, "TINY_CROWDS", (Crowd("4 behind 32", 4, (32, 32), 24),))
+    found = measured(tmp_path, "--outsiders", str(another), network="qwen3-30b-a3b")
+    assert {line["same"] for line in found["gate"]} == {64}
+    start = found["vllm_start"]
+    assert (start["experts"], start["experts_tuned"]) == ("another's", "E=8,N=24.json")
+    read = {line["engine"]: line["experts_read"] for line in found["experts"]}
+    assert set(read) == {OURS, TEAM, PLAIN}
+    # Two of eight for each of four rows, and random weights are alike in both.
+    assert all(2 <= each <= 8 for each in read.values())
+    assert read[OURS] > 2
+    assert read[PLAIN] > 2
+    assert {line["engine"] for line in found["cells"]} == {OURS, TEAM, PLAIN}
+    monkeypatch.setattr(performance, "RESULTS", tmp_path)
+    row = engine_tables.whole_engines_experts().splitlines()[2][2:-2].split(" | ")
+    assert row[1:3] == ["4 behind 32", "8"]
+    assert row[3:6] == [f"{read[name]:.1f}" for name in (OURS, TEAM, PLAIN)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "network"), [("prompt", "qwen3-8b"), ("experts", "qwen3-30b-a3b")]
+)
+@pytest.mark.usefixtures("small_gate")
+def test_a_wrong_network_is_not_timed(
+    another: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str, network: str
+) -> None:
+    monkeypatch.setenv("WRONG", wrong)
+    found = measured(tmp_path, "--outsiders", str(another), network=network)
     assert all(line["mean"] > whole_engines.MEAN_TOLERANCE for line in found["gate"])
     assert "cells" not in found
 
@@ -292,6 +353,53 @@ def test_crowds_that_do_not_fit_are_halved(monkeypatch: pytest.MonkeyPatch, tmp_
     whole.halve()
     rows = {crowd.name: crowd.rows for crowd in whole.crowds}
     assert rows == {"256 behind 2 k": 256, "512 behind 2 k": 512, "256 behind 16 k": 256}
+    whole = whole_engines.WholeEngines("qwen3-30b-a3b", arguments, Clock(1.0))
+    whole.device = torch.device("cuda")
+    whole.halve()  # 61 GB are weights, most of them experts'
+    assert {crowd.name: crowd.rows for crowd in whole.crowds}["64 lone, 100 to 1 000"] == 64
+
+
+def test_workers_begin_with_tokens_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else all would choose the same experts."""
+    usual, begun = whole_engines.writing, []
+
+    def noted(views: Any, feeds: Any, num_tokens: int) -> Any:
+        begun.extend(feeds)
+        return usual(views, feeds, num_tokens)
+
+    monkeypatch.setattr(whole_engines, "writing", noted)
+    a_team(small_engine())
+    assert begun == [(0,), (1,)]
+
+
+def test_weights_are_filled_as_this_engine_fills_them() -> None:
+    network = torch.nn.ModuleDict(
+        {
+            "embed_tokens": torch.nn.Embedding(64, 64),
+            "norm": torch.nn.LayerNorm(64),
+            "layer": torch.nn.Linear(64, 64),
+        }
+    )
+    runner = SimpleNamespace(get_model=lambda: network)
+    vllm_process.fill(SimpleNamespace(model_runner=runner), 0.02, 1.0)
+    found = {name: (float(w.mean()), float(w.std())) for name, w in network.state_dict().items()}
+    assert found["embed_tokens.weight"][1] == pytest.approx(1.0, rel=0.1)
+    assert found["layer.weight"][1] == pytest.approx(0.02, rel=0.1)
+    assert found["norm.weight"] == (1.0, 0.0)
+    assert found["layer.bias"] == found["norm.bias"] == (0.0, 0.0)
+
+
+def test_an_h100_is_lent_what_vllm_has_for_an_h200_alone(tmp_path: Path) -> None:
+    theirs, lent = tmp_path / "theirs", tmp_path / "lent"
+    theirs.mkdir()
+    for name in ("E=8,N=1,device_name=NVIDIA_H200", "E=8,N=2,device_name=NVIDIA_H200"):
+        (theirs / f"{name}.json").write_text("{}")
+    (theirs / "E=8,N=2,device_name=NVIDIA_H100_80GB_HBM3.json").write_text("{}")
+    (theirs / "E=8,N=1,device_name=NVIDIA_H200,dtype=fp8_w8a8.json").write_text("{}")
+    assert whole_engines.lend_tuned(theirs, lent, "NVIDIA H200") == []
+    (name,) = whole_engines.lend_tuned(theirs, lent, "NVIDIA H100 80GB HBM3")
+    assert name == "E=8,N=1,device_name=NVIDIA_H100_80GB_HBM3.json"
+    assert [file.name for file in lent.iterdir()] == [name]
 
 
 # -- what travels ----------------------------------------------------------------------------------
@@ -322,6 +430,7 @@ def test_kernels_of_other_gpus_become_zeros() -> None:
     [
         (b"_INTERNAL_34_flash_fwd_hdim128_bf16_paged_sm90_cu_e9", True),
         (b"_INTERNAL_34_flash_fwd_hdim128_fp16_paged_sm90_cu_e9", False),
+        (b"_INTERNAL_34_flash_fwd_hdim64_bf16_paged_sm90_cu_e9", True),
         (b"_INTERNAL_34_flash_fwd_hdim64_256_bf16_sm90_cu_e9", False),
         (b"_INTERNAL_34_flash_prepare_scheduler_cu_26", True),
         (b"EEEEEELi96ENS_10bfloat16_tEfNS_4arch4Sm90", False),

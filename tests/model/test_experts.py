@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from manyhands.attention.compile_at_once import compiling_at_once
 from manyhands.errors import InvalidRequest
 from manyhands.model import experts, kernels
 from manyhands.model.adapter import ModelAdapter
@@ -422,3 +423,33 @@ def test_stacks_that_do_something_else_are_left_alone() -> None:
         assert gate_of(stack) is None, name
         setattr(stack, name, kept)
     assert gate_of(stack) is not None
+
+
+class _Skipped:
+    """A kernel that is not compiled yet, where launches are only noted."""
+
+    def __getitem__(self, grid: object) -> Any:
+        return lambda *given, **named: None
+
+
+def test_places_are_sound_where_the_kernel_that_writes_them_does_not_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of an engine that gets ready beside, or behind, another one: the kernels that read them may be compiled already."""
+
+    def unsound(*size: int, **named: Any) -> Tensor:
+        return torch.full(size, 1 << 30, **named)
+
+    monkeypatch.setattr(torch, "empty", unsound)
+    for name in ("_choose", "_list"):
+        monkeypatch.setattr(own, name, _Skipped())
+
+    def places() -> list[Tensor]:
+        _, index = own.choose(torch.zeros(32, 8), 2)
+        return [index, *own.list_pairs(index, 8)]
+
+    with compiling_at_once(lambda done, whole: None):
+        with compiling_at_once(lambda done, whole: None):
+            pass
+        assert not any(each.any() for each in places())
+    assert all((each == 1 << 30).all() for each in places())

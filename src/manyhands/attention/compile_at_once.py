@@ -7,10 +7,11 @@ each. Half of that is Python, so threads would wait for each other.
         ...                launch whatever will be needed, with arguments of the right kinds
 
 Within the block a launch by this thread of a kernel that is not compiled yet is noted and launches nothing: its results are
-what memory held before. So only what is harmless with any numbers belongs there. At the end of the block this process loads what
-Triton's cache on disk has of it, and is forked for the rest, if there is any: its children compile that into the cache, touch no
-device, and end; and this process loads each from there. What a child cannot compile is left to the launch that needs it, and so
-is all the rest if one says nothing for long.
+what memory held before. So only what is harmless with any numbers belongs there. Places in memory that a kernel takes from
+another's results begin as zeros (`may_launch_nothing`): the one may be compiled already, and the other not. At the end of the
+block this process loads what Triton's cache on disk has of it, and is forked for the rest, if there is any: its children
+compile that into the cache, touch no device, and end; and this process loads each from there. What a child cannot compile is
+left to the launch that needs it, and so is all the rest if one says nothing for long.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _PATIENCE = 120.0  # seconds for the next kernel, of which the slowest takes ten
 
 # Hooks and listeners of Triton's are those of the whole process, and have to be put back in order: one thread at a time.
 _ONE_AT_A_TIME = threading.RLock()
+_NOTING: set[int] = set()  # threads within `compiling_at_once`
 
 Noted = Callable[[], Any]  # compiles a kernel for a kind of arguments, or loads it
 
@@ -227,6 +229,11 @@ def begin_key() -> threading.Thread | None:
     return thread
 
 
+def may_launch_nothing() -> bool:
+    """Whether this thread is within `compiling_at_once`: a kernel may run, and the one that writes its places not."""
+    return threading.get_ident() in _NOTING
+
+
 @contextmanager
 def compiling_at_once(told: Callable[[int, int], None]) -> Iterator[Kernels]:
     """See the module; `told` as in `Kernels.compile`.
@@ -236,12 +243,16 @@ def compiling_at_once(told: Callable[[int, int], None]) -> Iterator[Kernels]:
     from triton import knobs
 
     with counting_new_kernels() as kernels:
-        hook = knobs.runtime.jit_cache_hook
+        hook, own = knobs.runtime.jit_cache_hook, threading.get_ident()
+        is_within = own in _NOTING
         knobs.runtime.jit_cache_hook = kernels.meet
+        _NOTING.add(own)
         try:
             yield kernels
             kernels.compile(told)
         finally:
+            if not is_within:
+                _NOTING.discard(own)
             knobs.runtime.jit_cache_hook = hook
 
 

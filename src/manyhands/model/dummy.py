@@ -33,7 +33,7 @@ UNBUILDABLE: tuple[type[Exception], ...] = (
     *(RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
     *(ImportError, StrictDataclassError),
 )
-_STD = 0.02  # most families start their training with it; logits stay finite in half precision
+STD = 0.02  # of random weights: most families start with it; logits stay finite in half precision
 
 
 def dummy_model(
@@ -105,11 +105,11 @@ def _fill(model: Any, module: nn.Module) -> None:
     own = dict(module.named_parameters(recurse=False))
     vectors = [p for name, p in own.items() if p.dim() < 2 and not name.endswith("bias")]
     if isinstance(module, Quantised | Mxfp4Stack):
-        module.fill(_STD)
+        module.fill(STD)
     elif vectors or any(True for _ in module.buffers(recurse=False)):
         model._init_weights(module)
     for name, parameter in own.items():
         if name.endswith("bias"):
             parameter.zero_()
         elif parameter.dim() > 1:
-            parameter.normal_(std=_STD)
+            parameter.normal_(std=STD)

@@ -35,6 +35,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from manyhands.attention.compile_at_once import may_launch_nothing
 from manyhands.attention.kernels.overlap import launch_options, take_over
 from manyhands.attention.launches import shared_memory
 from manyhands.model.kernels.gated import ACTIVATIONS, activated
@@ -403,7 +404,7 @@ def choose(
     assert experts <= MOST_EXPERTS, experts
     logits = logits.contiguous()
     shares = logits.new_empty(tokens, chosen, dtype=dtype)
-    index = torch.empty(tokens, chosen, dtype=torch.int64, device=logits.device)
+    index = _places(tokens, chosen, dtype=torch.int64, device=logits.device)
     if tokens:
         kernel: Any = _choose
         kernel[(tokens,)](
@@ -524,8 +525,8 @@ def add_up(parts: Tensor, out: Tensor) -> Tensor:
 def list_pairs(index: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     """The pairs of a token and a place [E, T] that have each expert of `index` [T, C], the first ones first, and their number [E]."""
     tokens, chosen = index.shape
-    pairs = torch.empty(num_experts, tokens, dtype=torch.int32, device=index.device)
-    counts = torch.empty(num_experts, dtype=torch.int32, device=index.device)
+    pairs = _places(num_experts, tokens, dtype=torch.int32, device=index.device)
+    counts = _places(num_experts, dtype=torch.int32, device=index.device)
     kernel: Any = _list
     kernel[(num_experts,)](
         *(index, pairs, counts, tokens),
@@ -535,6 +536,12 @@ def list_pairs(index: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
         **launch_options(index.device),
     )
     return pairs, counts
+
+
+def _places(*size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Room for integers by which the next kernel finds weights and tokens; zeros where the one that writes them may not run."""
+    make = torch.zeros if may_launch_nothing() else torch.empty
+    return make(*size, dtype=dtype, device=device)
 
 
 def _num_columns(tokens: int, chosen: int, num_experts: int) -> int:
