@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from manyhands.errors import ModelNotFound, UnsupportedModel
-from manyhands.model import loading
+from manyhands.model import kernels, loading
 from manyhands.model.dummy import dummy_model
 from manyhands.model.fusion import fuse_modules
 from manyhands.model.loading import load_adapter
@@ -117,6 +117,10 @@ def test_all_bits_and_all_scales_that_can_be_kept() -> None:
 
 def test_a_scale_that_is_too_large_is_named() -> None:
     found = _published(*SIZES)
+    found["down_proj_scales"][3, 2, 1] = 255
+    with pytest.raises(UnsupportedModel, match="that is no number") as caught:
+        Mxfp4Stack.published(_stack_of(*SIZES), found, torch.bfloat16)
+    assert "none" not in str(caught.value.hint)  # unpacked, these would be infinite
     found["down_proj_scales"][3, 2, 1] = 129
     with pytest.raises(UnsupportedModel, match=r"2 \*\* 2, and at most 2 \*\* 1") as caught:
         Mxfp4Stack.published(_stack_of(*SIZES), found, torch.bfloat16)
@@ -130,6 +134,8 @@ def test_a_scale_that_is_too_large_is_named() -> None:
         ("down_proj_scales", lambda x: x[..., :-1], r"down_proj_scales .*expected \[5, 96, 2\]"),
         ("down_proj_bias", lambda x: x[0], r"down_proj_bias \[96\]"),
         ("down_proj_blocks", lambda x: x.int(), "of torch.int32, not bytes"),
+        ("down_proj_bias", lambda x: x.to(torch.uint8), "of torch.uint8, not ordinary numbers"),
+        ("down_proj_bias", lambda x: x.to(torch.float8_e4m3fn), "float8_e4m3fn, not ordinary"),
     ],
 )
 def test_odd_tensors_are_named(name: str, change: Any, message: str) -> None:
@@ -207,6 +213,38 @@ def test_a_token_gets_what_it_gets_whatever_is_beside_it(tokens: int) -> None:
     assert not alone[1].isfinite().any()
     others = torch.arange(tokens, device=DEVICE) != 1
     assert torch.equal(alone[others], whole[others])
+
+
+def test_inputs_that_lie_apart() -> None:
+    stack = _made(*SIZES)[0].to(DEVICE)
+    x, index, shares = _asked(6, 2)
+    expected = _run(stack, x, index, shares)
+    apart = torch.cat((x, x + 1), dim=1)[:, : SIZES[1]]
+    turned = [each.t().contiguous().t() for each in (index, shares)]
+    assert not any(each.is_contiguous() for each in (apart, *turned))
+    assert torch.equal(_run(stack, apart, *turned), expected)
+
+
+def test_inputs_that_the_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gradient goes back through experts that are unpacked, lest it be lost without a word."""
+    stack = _made(*SIZES)[0].to(DEVICE)
+    x, index, shares = _asked(3, 2)
+    if not GPU:
+        monkeypatch.setattr(kernels, "usable", lambda x: True)
+    assert stack.is_for(x)
+    assert not stack.is_for(x.half())
+    assert not stack.is_for(x.float())
+    assert not stack.is_for(x[None])
+    learned = x.clone().requires_grad_()
+    with torch.no_grad():
+        assert stack.is_for(learned)
+    assert not stack.is_for(learned)
+    stack(learned, index, shares).float().sum().backward()
+    exact = x.float().requires_grad_()
+    stack.one_by_one(exact, index, shares.float()).sum().backward()
+    assert learned.grad is not None
+    assert exact.grad is not None
+    assert _far(learned.grad, exact.grad) < STEP
 
 
 def test_the_layer_takes_any_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,11 +394,16 @@ def test_a_tensor_without_a_place_and_one_that_is_odd(folder: Path) -> None:
         _load(folder)
 
 
-def test_where_bits_are_kept() -> None:
-    packed = SimpleNamespace(quantization_config={"quant_method": "mxfp4"})
+def test_where_bits_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = SimpleNamespace(quantization_config={"quant_method": "mxfp4"}, num_experts_per_tok=4)
     plain = SimpleNamespace(quantization_config=None)
     assert not keeps_mxfp4(packed, CPU, torch.bfloat16)
-    if GPU:
-        assert keeps_mxfp4(packed, DEVICE, torch.bfloat16)
-        assert not keeps_mxfp4(packed, DEVICE, torch.float16)
-        assert not keeps_mxfp4(plain, DEVICE, torch.bfloat16)
+    if not GPU:
+        monkeypatch.setattr(kernels, "run_on", lambda device: True)
+    assert keeps_mxfp4(packed, DEVICE, torch.bfloat16)
+    assert not keeps_mxfp4(packed, DEVICE, torch.float16)
+    assert not keeps_mxfp4(plain, DEVICE, torch.bfloat16)
+    packed.num_experts_per_tok = ordinary.MOST_CHOSEN
+    assert keeps_mxfp4(packed, DEVICE, torch.bfloat16)
+    packed.num_experts_per_tok += 1
+    assert not keeps_mxfp4(packed, DEVICE, torch.bfloat16)

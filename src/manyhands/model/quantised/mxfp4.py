@@ -13,7 +13,8 @@ Gates and values are outputs in turns. Here the same bits are put into the one o
               third's in 9 and 2 to 0, the fourth's in 10 and 13 to 11
     factors   int32 [E, N / 64, K / 32, 16], bytes of four outputs, p and g before each other: scale + 126
 
-On a GPU, in bfloat16, all tokens go through our kernel; elsewhere the experts that are asked for are unpacked one by one.
+On a GPU, in bfloat16, all tokens go through our kernel; elsewhere, and where a gradient has to find its way back, the experts that
+are asked for are unpacked one by one.
 
     T  tokens      E  experts      C  experts of a token      K  inputs      F  width inside an expert      N  outputs
 """
@@ -36,8 +37,10 @@ PARTS = ("blocks", "scales", "bias")
 _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _LARGEST = 128  # of a scale: what its factor can say
 _BIAS = 127
+_NO_NUMBER = 255  # said by a scale
 _SPREAD = 2.93  # of numbers whose bits are random
-_HINT = 'download the checkpoint again, or unpack it: quantise="none"'
+_AGAIN = "download the checkpoint again"
+_HINT = f'{_AGAIN}, or unpack it: quantise="none"'
 
 
 class Mxfp4Stack(nn.Module):
@@ -111,9 +114,14 @@ class Mxfp4Stack(nn.Module):
                         f"experts in mxfp4 have {name}_{part} {list(each.shape)}, expected {list(size)}",
                         hint=_HINT,
                     )
-                if part != "bias" and each.dtype != torch.uint8:
+                if part == "bias":
+                    is_right = each.is_floating_point() and each.element_size() > 1
+                else:
+                    is_right = each.dtype == torch.uint8
+                if not is_right:
+                    kind = "ordinary numbers" if part == "bias" else "bytes"
                     raise UnsupportedModel(
-                        f"experts in mxfp4 have {name}_{part} of {each.dtype}, not bytes",
+                        f"experts in mxfp4 have {name}_{part} of {each.dtype}, not {kind}",
                         hint=_HINT,
                     )
             made[f"{name}_words"] = torch.stack([words_of(each) for each in blocks])
@@ -151,8 +159,10 @@ class Mxfp4Stack(nn.Module):
         return torch.cat([self.product(*part) for part in zip(*parts, strict=True)])
 
     def is_for(self, x: Tensor) -> bool:
-        """Whether our kernel takes such x."""
-        return x.dim() == 2 and x.dtype == torch.bfloat16 and kernels.usable(x)
+        """Whether our kernel takes such x: it gives no gradients."""
+        has_gradient = torch.is_grad_enabled() and x.requires_grad
+        is_known = x.dim() == 2 and x.dtype == torch.bfloat16 and kernels.usable(x)
+        return is_known and not has_gradient
 
     def product(
         self, x: Tensor, index: Tensor, shares: Tensor, *, in_parts: bool = False
@@ -207,8 +217,12 @@ def is_mxfp4(config: Any) -> bool:
 
 
 def keeps_mxfp4(config: Any, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether such experts keep their bits here: where our kernel is, in bfloat16."""
-    return is_mxfp4(config) and dtype == torch.bfloat16 and kernels.run_on(device)
+    """Whether such experts keep their bits here: where our kernel is, in bfloat16, if it takes so many experts of a token."""
+    if not (is_mxfp4(config) and dtype == torch.bfloat16 and kernels.run_on(device)):
+        return False
+    from manyhands.model.kernels.experts import MOST_CHOSEN
+
+    return int(getattr(config, "num_experts_per_tok", 0)) <= MOST_CHOSEN
 
 
 _HELD = ("words", "factors", "bias")
@@ -241,9 +255,12 @@ def _as_numbers(words: Tensor) -> Tensor:
 
 def factors_of(scales: Tensor) -> Tensor:
     """The factors int32 [E, N / 64, K / 32, 16] of scales [E, N, K / 32]. UnsupportedModel for a scale that is too large."""
-    if int(scales.max()) > _LARGEST:
+    largest = int(scales.max())
+    if largest == _NO_NUMBER:
+        raise UnsupportedModel("experts in mxfp4 have a scale that is no number", hint=_AGAIN)
+    if largest > _LARGEST:
         raise UnsupportedModel(
-            f"experts in mxfp4 have a scale of 2 ** {int(scales.max()) - _BIAS}, and at most 2 ** {_LARGEST - _BIAS} can be kept",
+            f"experts in mxfp4 have a scale of 2 ** {largest - _BIAS}, and at most 2 ** {_LARGEST - _BIAS} can be kept",
             hint='unpack them: quantise="none"',
         )
     experts, outputs, steps = scales.shape
