@@ -6,6 +6,7 @@ Tolerance: that of the conformance table, for the same reasons; a sum over ranks
 from __future__ import annotations
 
 import copy
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,13 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from manyhands.errors import InvalidRequest, ModelNotFound, UnsupportedModel
+from manyhands.model import loading
 from manyhands.model.fusion import fuse_modules
 from manyhands.model.layers import join
 from manyhands.model.loading import load_adapter
 from manyhands.model.parallel.cuts import WHOLE, Cut, Cutting, part_of, read_plan
 from manyhands.model.quantised.linear import Float8Linear
+from manyhands.model.quantised.mxfp4 import is_mxfp4
 from manyhands.model.quantised.w4a16 import Int4Linear
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import exact_attention
@@ -224,8 +227,8 @@ def test_layers_of_few_bits_in_parts() -> None:
         layer.part(1, ((0, 128),), None)
 
 
-def test_experts_in_mxfp4(tmp_path: Path) -> None:
-    """A part of blocks, unpacked, is the part of what the whole is."""
+def test_experts_in_mxfp4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of blocks, unpacked, is the part of what the whole is, also where one process keeps the bits."""
     config = copy.deepcopy(ZOO["gpt_oss"].args[0])
     config.intermediate_size, config.num_hidden_layers = 96, 1
     config.layer_types = config.layer_types[:1]
@@ -245,6 +248,10 @@ def test_experts_in_mxfp4(tmp_path: Path) -> None:
     save_file(plain, file, {"format": "pt"})
     expected = whole(tmp_path)
     save_file(packed, file, {"format": "pt"})
+    written = json.loads((tmp_path / "config.json").read_text())
+    written["quantization_config"] = {"quant_method": "mxfp4"}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    monkeypatch.setattr(loading, "keeps_mxfp4", lambda config, device, dtype: is_mxfp4(config))
     assert (
         float((together(tmp_path, 2) - expected).abs().max()) < FLOAT32
     )  # 48 is no multiple of 32
