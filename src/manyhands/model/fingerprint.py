@@ -7,7 +7,8 @@ ask for an order. So neither the device, nor the order of the tensors, nor produ
 protection against somebody who wants two networks to have the same.
 
 What does not come from a checkpoint (rotary frequencies and the like) is left out. Numbers that were
-rounded on loading, to another dtype or to fewer bits, are other numbers.
+rounded on loading, to another dtype or to fewer bits, are other numbers; packed ones (AWQ, experts in mxfp4) are others than the
+same ones unpacked.
 """
 
 from __future__ import annotations
