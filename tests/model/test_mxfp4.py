@@ -6,6 +6,7 @@ The oracle is transformers' own function that unpacks them, and the modelling co
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from manyhands.errors import ModelNotFound, UnsupportedModel
 from manyhands.model import kernels, loading
 from manyhands.model.dummy import dummy_model
+from manyhands.model.experts import fuse_experts, let_sums_add_experts
 from manyhands.model.fusion import fuse_modules
 from manyhands.model.loading import load_adapter
 from manyhands.model.quantised import mxfp4
@@ -343,6 +345,30 @@ def test_a_checkpoint_on_a_gpu(folder: Path) -> None:
         fuse_modules(adapter, "on")
         far[quantise] = float((_logits(adapter).float() - exact).norm(dim=-1).median())
     assert far["auto"] < 1.5 * far["none"]
+
+
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("tokens", [3, 20])
+def test_blocks_hand_over_what_each_expert_gives(
+    folder: Path, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the kernel, beside the modelling code with the same numbers in float32."""
+    packed = _load(folder, device=DEVICE.type).model.requires_grad_(False)
+    whole = _load(folder, device=DEVICE.type, dtype="float32", quantise="none").model
+    x = torch.randn(1, tokens, 64).to(DEVICE, torch.bfloat16)
+    with torch.no_grad():
+        exact = whole.base_model.layers[-1].mlp(x.float())[0]
+    layer = packed.base_model.layers[-1]
+    assert fuse_experts(layer) == (1, 1)
+    let_sums_add_experts([layer])
+    monkeypatch.setattr(kernels, "usable", lambda x: True)
+    monkeypatch.setattr(own, "experts", partial(own.experts, fast=GPU))
+    parts = layer.mlp(x)
+    assert parts.dtype == torch.float32
+    assert parts.shape == (packed.config.num_experts_per_tok, *x.shape)
+    error = (parts.sum(0) - exact).norm(dim=-1) / exact.norm(dim=-1)
+    assert float(error.median()) < STEP
+    assert float((parts[1:].sum(0) - exact).abs().max()) > 0.1 * float(exact.abs().max())
 
 
 @pytest.mark.usefixtures("kept")

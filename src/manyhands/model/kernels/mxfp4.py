@@ -94,7 +94,7 @@ class Tiles:
         return self.pairs * self.row_warps
 
 
-# The fastest ones on an H200 (benchmarks/results/mxfp4_tiles.json).
+# Of gpt-oss-20b's shapes the fastest ones on an H200, or within a twentieth of them (benchmarks/results/mxfp4_tiles.json).
 _MOST_LOOKED_UP = 8  # tokens: one eight of columns
 _SINGLE = Tiles(row_warps=2, input_warps=2, span=3), Tiles(span=3)  # up to two tokens
 _FEW = Tiles(row_warps=2, input_warps=2, span=3)  # up to sixteen
