@@ -333,6 +333,23 @@ def test_a_checkpoint_keeps_its_bits_and_gives_the_same_logits(folder: Path) -> 
     assert not torch.allclose(_logits(packed), expected, atol=1e-3)
 
 
+def test_experts_that_are_unpacked_have_the_dtype_that_was_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Older versions of transformers leave them in bfloat16."""
+    read = loading.AutoModelForCausalLM.from_pretrained
+
+    def older(*given: Any, **options: Any) -> Any:
+        model, report = read(*given, **options)
+        for layer in model.base_model.layers:
+            layer.mlp.experts.to(torch.bfloat16)
+        return model, report
+
+    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", older)
+    model = _load(folder, dtype="float32").model
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+
+
 @pytest.mark.skipif(not GPU, reason="the kernel's way is a GPU's")
 def test_a_checkpoint_on_a_gpu(folder: Path) -> None:
     """By the kernel, with blocks that hand over what each expert gives, as near to float32 as the same numbers in 16 bits."""
