@@ -26,18 +26,9 @@ def launches() -> str:
 
 
 def experts() -> str:
-    """Decoding with experts, beside the modelling code's own in the same engine."""
-    return _experts(_EXPERTS, "before, ms")
-
-
-def experts_in_mxfp4() -> str:
-    """Decoding with experts in mxfp4, beside ours in 16 bits."""
-    return _experts(_IN_MXFP4, "in 16 bits, ms")
-
-
-def _experts(names: tuple[str, ...], beside: str) -> str:
+    """Decoding with experts, beside the modelling code's own in the same engine; those in mxfp4 beside ours in 16 bits."""
     rows = []
-    for name in names:
+    for name in _EXPERTS:
         found = result(name)
         if found is None:
             continue
@@ -62,12 +53,47 @@ def _experts(names: tuple[str, ...], beside: str) -> str:
                 ]
             )
     head = ["network", "card", "rows", "experts read", "ms", "floor, ms", "over it"]
-    head += [beside, "times as fast", "tokens/s", "commit"]
+    head += ["before, ms", "times as fast", "tokens/s", "commit"]
     return table(head, rows) if rows else NOTHING_YET
 
 
-_EXPERTS = ("experts_qwen3-30b-a3b", "experts_gpt-oss-20b")
-_IN_MXFP4 = ("experts_gpt-oss-20b-mxfp4", "experts_gpt-oss-120b-mxfp4")
+_EXPERTS = (
+    "experts_qwen3-30b-a3b",
+    "experts_gpt-oss-20b",
+    "experts_gpt-oss-20b-mxfp4",
+    "experts_gpt-oss-120b-mxfp4",
+    "experts_glm-4.5-air-12",
+)
+
+
+def experts_in_mxfp4() -> str:
+    """All experts of one layer in mxfp4, and in 16 bits."""
+    found = result("mxfp4_tiles")
+    if found is None:
+        return NOTHING_YET
+    lines = found["tiles"]
+    whole = {line["tokens"]: line["us"] for line in lines if line["form"].startswith("16 bits")}
+    rows = []
+    last = ""
+    for line in sorted(
+        (line for line in lines if line.get("used")),
+        key=lambda line: (line["network"] != "gpt-oss-20b", line["tokens"]),
+    ):
+        before = whole.get(line["tokens"]) if line["network"] == "gpt-oss-20b" else None
+        rows.append(
+            [
+                "" if line["network"] == last else line["network"],
+                str(line["tokens"]),
+                f"{line['experts_read']:.0f}",
+                f"{line['us']:.0f}",
+                f"{before:.0f}" if before else "",
+                f"{before / line['us']:.2f} ×" if before else "",
+                f"{line['gb_per_second'] / 1e3:.2f}",
+            ]
+        )
+        last = line["network"]
+    head = ["network", "tokens", "experts read", "µs", "in 16 bits, µs", "times as fast", "TB/s"]
+    return table(head, rows)
 
 
 def tiles() -> str:

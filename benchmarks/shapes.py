@@ -212,9 +212,9 @@ SHAPES: dict[str, Shape] = {
 }
 _MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
 SHAPES |= {
-    "gpt-oss-20b-mxfp4": _gpt_oss("gpt-oss-20b", **_MXFP4),
+    "gpt-oss-20b-mxfp4": _gpt_oss("gpt-oss-20b, mxfp4", **_MXFP4),
     "gpt-oss-120b-mxfp4": _gpt_oss(
-        "gpt-oss-120b",
+        "gpt-oss-120b, mxfp4",
         num_local_experts=128,
         num_hidden_layers=36,
         layer_types=["sliding_attention", "full_attention"] * 18,

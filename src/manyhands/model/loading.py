@@ -263,7 +263,7 @@ def _network(
         plain = _network(found, weights, "none", device, dtype, notes, cutting)
         round_to_fp16(plain)
         return plain
-    keeps_experts = quantise != "none" and cutting is None and keeps_mxfp4(config, device, dtype)
+    keeps_experts = quantise != "none" and keeps_mxfp4(config, device, dtype)
     if weights == "dummy":
         if cutting is None:
             return dummy_model(
@@ -271,7 +271,12 @@ def _network(
             )
         # The same numbers on every rank: what all hold is alike, and what is cut may be anything.
         return dummy_model(
-            cutting.config, device=device, dtype=dtype, quantise=kind, shape=cutting.shorten
+            cutting.config,
+            device=device,
+            dtype=dtype,
+            quantise=kind,
+            mxfp4=keeps_experts,
+            shape=cutting.shorten,
         )
     if layout is not None and kind not in ("none", layout.kind):
         raise InvalidRequest(
@@ -298,11 +303,13 @@ def _network(
             unpacked=kind == "none",
             cutting=cutting,
         )
-    if keeps_experts:
+    if keeps_experts and cutting is None:
         return _place(load_mxfp4(name, config, device=device, dtype=dtype), device, kind)
     if cutting is not None:
         renamed = _INSIDE if may_be_inside(config) else {}
-        part, unknown = read_part(name, cutting, device=device, dtype=dtype, renamed=renamed)
+        part, unknown = read_part(
+            name, cutting, device=device, dtype=dtype, renamed=renamed, mxfp4=keeps_experts
+        )
         if not renamed:
             notes += _without_a_place(name, unknown)
         return _place(part, device, kind)

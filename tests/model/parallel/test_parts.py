@@ -20,12 +20,13 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from manyhands.errors import InvalidRequest, ModelNotFound, UnsupportedModel
 from manyhands.model import loading
+from manyhands.model.fingerprint import sums_of
 from manyhands.model.fusion import fuse_modules
 from manyhands.model.layers import join
 from manyhands.model.loading import load_adapter
 from manyhands.model.parallel.cuts import WHOLE, Cut, Cutting, part_of, read_plan
 from manyhands.model.quantised.linear import Float8Linear
-from manyhands.model.quantised.mxfp4 import is_mxfp4
+from manyhands.model.quantised.mxfp4 import Mxfp4Stack, is_mxfp4
 from manyhands.model.quantised.w4a16 import Int4Linear
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import exact_attention
@@ -228,7 +229,7 @@ def test_layers_of_few_bits_in_parts() -> None:
 
 
 def test_experts_in_mxfp4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part of blocks, unpacked, is the part of what the whole is, also where one process keeps the bits."""
+    """A part of blocks, unpacked, is the part of what the whole is, also where whole ones would keep their bits."""
     config = copy.deepcopy(ZOO["gpt_oss"].args[0])
     config.intermediate_size, config.num_hidden_layers = 96, 1
     config.layer_types = config.layer_types[:1]
@@ -255,6 +256,46 @@ def test_experts_in_mxfp4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert (
         float((together(tmp_path, 2) - expected).abs().max()) < FLOAT32
     )  # 48 is no multiple of 32
+
+
+@pytest.mark.parametrize("fuse", ["off", "on"])
+def test_experts_keep_their_bits_in_parts(
+    fuse: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where parts begin between blocks; together they give what the whole gives, and count as the whole."""
+    monkeypatch.setattr(loading, "keeps_mxfp4", lambda config, device, dtype: is_mxfp4(config))
+    config = copy.deepcopy(ZOO["gpt_oss"].args[0])
+    config.intermediate_size, config.num_hidden_layers = 64, 1
+    config.layer_types = config.layer_types[:1]
+    config.quantization_config = {"quant_method": "mxfp4"}
+    saved(tiny_model(config), tmp_path)
+    file = tmp_path / "model.safetensors"
+    packed = load_file(file)
+    generator = torch.Generator().manual_seed(0)
+    for name, rows, columns in (("gate_up_proj", 128, 64), ("down_proj", 64, 64)):
+        key, size = f"model.layers.0.mlp.experts.{name}", (4, rows, columns // 32)
+        del packed[key]
+        packed[f"{key}_blocks"] = torch.randint(256, (*size, 16), generator=generator).byte()
+        packed[f"{key}_scales"] = torch.randint(120, 125, size, generator=generator).byte()
+        packed[f"{key}_bias"] = torch.randn(4, rows, generator=generator)
+    save_file(packed, file, {"format": "pt"})
+    expected = whole(tmp_path, quantise="none")
+    assert float((together(tmp_path, 2, fuse) - expected).abs().max()) < FLOAT32
+
+    def sums(collectives: ThreadCollectives) -> dict[int, Tensor]:
+        with _LOADING:
+            adapter, _ = load_adapter(
+                tmp_path, tokenizer=object(), collectives=collectives, device="cpu"
+            )
+        kinds = [type(module) for module in adapter.model.modules()]
+        assert kinds.count(Mxfp4Stack) == 1
+        return sums_of(adapter.model)
+
+    one, two = Meeting(2).run(sums)
+    alone = sums_of(load_adapter(tmp_path, tokenizer=object(), device="cpu")[0].model)
+    assert {layer: (one[layer] + two[layer]).tolist() for layer in alone} == {
+        layer: each.tolist() for layer, each in alone.items()
+    }
 
 
 # -- what cannot be cut, or is damaged -----------------------------------------------------------------

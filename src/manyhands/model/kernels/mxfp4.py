@@ -6,9 +6,8 @@ lie as tensor cores want them from each thread (`kernels/fragments.py`, `model/q
 
 A weight has a sign, two bits of an exponent and one of a mantissa. At the end of a bfloat16's exponent and at the beginning of its
 mantissa, in front of nothing but zeros, these three bits are the number times 2 ** -126, also where the exponent is 0, because
-bfloat16 has such small numbers too. One multiplication with 2 ** 126 and the power of two of 32 inputs makes the
-weight, exactly. So a word of eight takes fifteen instructions: the bits
-lie in it so that half the pairs need one shift at most.
+bfloat16 has such small numbers too. One multiplication with 2 ** 126 and the power of two of 32 inputs makes the weight,
+exactly. So a word of eight takes fifteen instructions: the bits lie in it so that half the pairs need one shift at most.
 
 With few tokens the warps of a program share the inputs, one span after the other, so that reading is spread over many of them,
 and their sums meet at the end. With more tokens each warp has outputs of its own.

@@ -42,6 +42,7 @@ from manyhands.model.layers import norm_form
 from manyhands.model.parallel.collectives import Collectives
 from manyhands.model.parallel.layers import NormOverRanks, OutputLayer, Summed
 from manyhands.model.quantised.linear import Quantised
+from manyhands.model.quantised.mxfp4 import Mxfp4Stack
 
 _INNER = ("intermediate_size", "moe_intermediate_size", "intermediate_size_mlp")
 _OUTPUTS = frozenset({"colwise", "colwise_gather_output", "packed_colwise"})
@@ -193,8 +194,9 @@ class Cutting:
             name,
             buffer,
         ) in model.named_buffers():  # a router's bias; the numbers of a quantised layer
-            weight = f"{name.rpartition('.')[0]}.weight"
-            setattr(buffer, COPIED, weight not in self.cuts and self.collectives.rank > 0)
+            weights = {f"{name.rpartition('.')[0]}.weight", Mxfp4Stack.weight_of(name)}
+            is_copied = self.cuts.keys().isdisjoint(weights) and self.collectives.rank > 0
+            setattr(buffer, COPIED, is_copied)
         setattr(model, _OUTPUT_LAYER, OutputLayer(head, self.whole.vocab_size, self.collectives))
         for name, module in list(model.named_modules()):
             verb = self.plan.get(_pattern(name.removeprefix(_INSIDE)))

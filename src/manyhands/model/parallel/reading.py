@@ -5,8 +5,9 @@ weights of a network stand in the file under their own name. Two kinds do not:
 
     stacks of experts        one tensor for each expert and product (`experts.7.up_proj.weight`), which transformers
                              stacks; here each is cut before it joins the stack
-    gpt-oss's experts        packed in mxfp4 (`experts.down_proj_blocks`, `_scales`); a slice of the blocks is
-                             unpacked by transformers' own function
+    gpt-oss's experts        packed in mxfp4 (`experts.down_proj_blocks`, `_scales`); a slice of the blocks keeps its bits
+                             (`quantised/mxfp4.py`), or is unpacked by transformers' own function where the device keeps
+                             none or a part begins within a block
 
 Every weight must find its tensor; a checkpoint of pickles (*.bin), which cannot be read in part, is refused.
 """
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.modeling_utils import PreTrainedModel
 
@@ -30,6 +31,7 @@ from manyhands.model.checkpoint import weights_files, weights_folder
 from manyhands.model.devices import too_small
 from manyhands.model.dummy import bare_model, mend_buffers
 from manyhands.model.parallel.cuts import Cut, Cutting
+from manyhands.model.quantised.mxfp4 import PRODUCTS, Mxfp4Stack, stacks_for_mxfp4
 
 _OF_AN_EXPERT = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 # Names in files of these families that are others in the network; transformers renames them when it loads all.
@@ -67,11 +69,12 @@ def read_part(
     device: torch.device,
     dtype: torch.dtype,
     renamed: Mapping[str, str],
+    mxfp4: bool = False,
 ) -> tuple[PreTrainedModel, set[str]]:
     """The part of a folder's or the hub's model, and the names of tensors that it has no place for.
 
-    `renamed`: patterns of names in the files, and what they are in the network. Raises ModelNotFound,
-    UnsupportedModel, OutOfMemory.
+    `renamed`: patterns of names in the files, and what they are in the network. `mxfp4`: experts keep their bits where
+    they can. Raises ModelNotFound, UnsupportedModel, OutOfMemory.
     """
     try:
         folder = weights_folder(name)
@@ -87,7 +90,7 @@ def read_part(
             ]
             own = _RENAMED.get(cutting.config.model_type, {})
             tensors = _Tensors(name, files, {**renamed, **own})
-            model = _filled(tensors, cutting, device, dtype)
+            model = _filled(tensors, cutting, device, dtype, mxfp4=mxfp4)
     except SafetensorError as error:
         raise damaged(name, f"unreadable weights ({in_short(error)})") from error
     except torch.OutOfMemoryError as error:
@@ -127,9 +130,14 @@ class _Tensors:
         return found
 
 
-def _filled(tensors: _Tensors, cutting: Cutting, device: torch.device, dtype: torch.dtype) -> Any:
+def _filled(
+    tensors: _Tensors, cutting: Cutting, device: torch.device, dtype: torch.dtype, *, mxfp4: bool
+) -> Any:
     model: Any = bare_model(cutting.config, dtype)
     cutting.shorten(model)
+    stacks = dict(stacks_for_mxfp4(model)) if mxfp4 else {}
+    for name in stacks:
+        model.set_submodule(name, nn.Identity())  # no memory for what comes packed
     model.to_empty(device=device)
     model.tie_weights()
     with torch.no_grad():
@@ -149,6 +157,8 @@ def _filled(tensors: _Tensors, cutting: Cutting, device: torch.device, dtype: to
                 whole = tensors.take(key)
                 buffer.copy_(whole[:] if whole.get_shape() else tensors.number(key))
     tensors.left -= {key for key, _ in model.named_parameters(remove_duplicate=False)}
+    for name, stack in stacks.items():
+        model.set_submodule(name, _packed(tensors, cutting, name, stack, dtype))
     return model.train(False)
 
 
@@ -187,18 +197,40 @@ def _stacked(tensors: _Tensors, cutting: Cutting, key: str) -> Tensor:
 def _unpacked(tensors: _Tensors, cutting: Cutting, key: str) -> Tensor:
     """[E, K, N] of blocks [E, N, K / 32, 16] and scales [E, N, K / 32]."""
     cut = cutting.cuts[key]
-    ((start, stop),) = cut.pieces
+    whole: Tensor = convert_moe_packed_tensors(*_blocks_of(tensors, cut, key), dtype=torch.bfloat16)
     if cut.dim == 2:
-        rows, groups, trimmed = slice(start, stop), slice(None), slice(None)
-    else:  # whole blocks that cover the part
-        first = start // _BLOCK
-        rows, groups = slice(None), slice(first, -(-stop // _BLOCK))
-        trimmed = slice(start - first * _BLOCK, stop - first * _BLOCK)
+        return whole
+    ((start, stop),) = cut.pieces
+    first = start // _BLOCK * _BLOCK
+    return whole[:, start - first : stop - first]
+
+
+def _packed(
+    tensors: _Tensors, cutting: Cutting, name: str, stack: Any, dtype: torch.dtype
+) -> Mxfp4Stack:
+    """The part of a stack, with the bits that it has; blocks of its inputs are whole ones."""
+    found: dict[str, Tensor] = {}
+    for product in PRODUCTS:
+        key, bias = f"{name}.{product}", f"{name}.{product}_bias"
+        blocks, scales = _blocks_of(tensors, cutting.cuts[key], key)
+        found |= {f"{product}_blocks": blocks, f"{product}_scales": scales}
+        found[f"{product}_bias"] = cutting.slice_of(bias, tensors.take(bias))
+    try:
+        return Mxfp4Stack.published(stack, found, dtype)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{tensors.name!r}, {name}: {error}", hint=error.hint) from error
+
+
+def _blocks_of(tensors: _Tensors, cut: Cut, key: str) -> tuple[Tensor, Tensor]:
+    """The blocks that cover a part of a weight [E, K, N], and their scales."""
+    ((start, stop),) = cut.pieces
+    rows, groups = slice(start, stop), slice(None)
+    if cut.dim != 2:
+        rows, groups = slice(None), slice(start // _BLOCK, -(-stop // _BLOCK))
     blocks, scales = (
         tensors.take(f"{key}_{kind}")[:, rows, groups] for kind in ("blocks", "scales")
     )
-    whole: Tensor = convert_moe_packed_tensors(blocks, scales, dtype=torch.bfloat16)
-    return whole[:, trimmed]
+    return blocks, scales
 
 
 def _check_shape(tensors: _Tensors, cutting: Cutting, key: str, found: tuple[int, ...]) -> None:

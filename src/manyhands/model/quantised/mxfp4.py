@@ -76,6 +76,11 @@ class Mxfp4Stack(nn.Module):
         )
         return has_clamp and all(size and size % STEP == 0 for size in sizes)
 
+    @staticmethod
+    def weight_of(name: str) -> str:
+        """The name of the weight to which a buffer of this name belongs."""
+        return name.removesuffix("_words").removesuffix("_factors")
+
     @classmethod
     def empty(cls, stack: Any, device: torch.device, dtype: torch.dtype) -> Self:
         """A stack of the same shape on this device, with memory and no values."""
