@@ -227,6 +227,21 @@ def test_inputs_that_lie_apart() -> None:
     assert torch.equal(_run(stack, apart, *turned), expected)
 
 
+def test_published_tensors_that_are_views_of_more() -> None:
+    """As the parts that ranks read of a file are."""
+    found = _published(*SIZES)
+    x, index, shares = _asked(6, 2)
+    stack = _stack_of(*SIZES)
+    expected = _run(Mxfp4Stack.published(stack, found, torch.bfloat16).to(DEVICE), x, index, shares)
+    views = {
+        name: torch.cat((each, each + 1), dim=1)[:, : each.shape[1]] for name, each in found.items()
+    }
+    assert not any(each.is_contiguous() for each in views.values())
+    ours = Mxfp4Stack.published(stack, views, torch.bfloat16)
+    assert all(each.is_contiguous() for each in ours.state_dict().values())
+    assert torch.equal(_run(ours.to(DEVICE), x, index, shares), expected)
+
+
 def test_inputs_that_the_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gradient goes back through experts that are unpacked, lest it be lost without a word."""
     stack = _made(*SIZES)[0].to(DEVICE)

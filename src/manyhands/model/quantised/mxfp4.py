@@ -131,7 +131,7 @@ class Mxfp4Stack(nn.Module):
                     )
             made[f"{name}_words"] = torch.stack([words_of(each) for each in blocks])
             made[f"{name}_factors"] = factors_of(scales)
-            biases[f"{name}_bias"] = bias.to(dtype)
+            biases[f"{name}_bias"] = bias.to(dtype).contiguous()  # a rank's part is a view of more
         return cls(stack, made, biases)
 
     def fill(self, std: float) -> None:
