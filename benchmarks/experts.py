@@ -71,6 +71,7 @@ class Experts(Decode):
         self.workers = (*self.teams, *self.completions)
         self.quantise = "auto" if self.shape.is_mxfp4 else "none"
         self.watch: Watch | None = None
+        self.is_checked = False
 
     def run(self) -> None:
         """Floor, gate and counts, our kernels, those of before."""
@@ -123,7 +124,12 @@ class Experts(Decode):
                 return {}
         self.quantise = "none"
         with tempfile.TemporaryDirectory() as folder:
-            return self._each(whole.write(Path(folder)), self._timed, wanted)
+            there = whole.write(Path(folder))
+            # The same seed makes other weights of another form, so these may choose other experts.
+            read = self._each(there, self._counted, wanted)
+            for cell in self.results.content.get("cells", []):
+                cell["before_experts_read"] = read.get(cell["rows"])
+            return self._each(there, self._timed, wanted)
 
     def _each(
         self, place: Path, work: Callable[[Engine, Block, int], Any], wanted: Set[int] | None = None
@@ -152,26 +158,37 @@ class Experts(Decode):
         stacks = stacks_of(executor_of(engine).adapter.model)
         is_packed = self.shape.is_mxfp4 and self.device.type == "cuda"
         assert isinstance(stacks[0], Mxfp4Stack) == is_packed, "these weights were asked for"
-        if self.watch is None:
+        if not self.is_checked:
+            self.is_checked = True
             checked = check_experts(stacks[0], self.dtype, self.device)
             self.results.put(experts_gate=asdict(checked))
             if not checked.is_green:
                 raise RuntimeError(
                     f"experts are {checked.error} off where {checked.tolerance} is allowed"
                 )
-            self.watch = Watch(engine, self.shape.config["num_experts_per_tok"])
+        watch = self._watch(engine)
         views, twins = (self._seated(engine, history, rows) for _ in range(2))
         in_use = tokens_in_use(views)
-        step = self._check_step(engine, self.watch, views, twins)
+        step = self._check_step(engine, watch, views, twins)
         op = check_engine_op(engine, views, sorted({0, rows - 1}))
         gate = {"step": asdict(step), "op": asdict(op)}
         if not (step.is_green and op.is_green):
             self.results.add("red", rows=rows, gate=gate)
             return None
         del views, twins  # their pages are wanted
+        return gate, self._counted(engine, history, rows), in_use
+
+    def _watch(self, engine: Engine) -> Watch:
+        """The one of this engine."""
+        if self.watch is None:
+            self.watch = Watch(engine, self.shape.config["num_experts_per_tok"])
+        return self.watch
+
+    def _counted(self, engine: Engine, history: Block, rows: int) -> float:
+        """Experts that a layer reads on average."""
+        watch = self._watch(engine)
         self._timed(engine, history, rows)
-        read = float(self.watch.read.sum() / self.watch.passes.sum())
-        return gate, read, in_use
+        return round(float(watch.read.sum() / watch.passes.sum()), 2)
 
     def _timed(self, engine: Engine, history: Block, rows: int) -> list[float]:
         """Seconds of passes over views of their own, so that all engines write the same."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,6 +49,17 @@ def _close(ours: Tensor | None, expected: Tensor) -> None:
     assert ours.dtype == expected.dtype
     step = STEPS[expected.dtype]
     torch.testing.assert_close(ours, expected, rtol=step, atol=4 * step)
+
+
+def test_no_kernel_takes_what_a_gradient_goes_back_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be lost without a word, in whichever layer."""
+    monkeypatch.setattr(kernels, "run_on", lambda device: True)
+    x: Any = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device=None, requires_grad=True)
+    assert not kernels.usable(x)
+    with torch.no_grad():
+        assert kernels.usable(x)
+    x.requires_grad = False
+    assert kernels.usable(x)
 
 
 @DTYPES

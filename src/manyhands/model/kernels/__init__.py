@@ -24,8 +24,13 @@ _OLDEST = (8, 0)  # compute capability: Ampere, the first with bfloat16, and wha
 
 
 def usable(x: Tensor) -> bool:
-    """Whether kernels can work on `x`: on a CUDA device that is not too old, in a dtype they know."""
-    return x.is_cuda and x.dtype in _DTYPES and run_on(x.device)
+    """Whether kernels can work on `x`: on a CUDA device that is not too old, in a dtype they know, and without a gradient."""
+    return x.is_cuda and x.dtype in _DTYPES and not has_gradient(x) and run_on(x.device)
+
+
+def has_gradient(x: Tensor) -> bool:
+    """Whether a gradient has to find its way back through what is made of `x`: no kernel here gives one."""
+    return torch.is_grad_enabled() and x.requires_grad
 
 
 @functools.cache

@@ -97,8 +97,10 @@ class Tiles:
 _MOST_LOOKED_UP = 8  # tokens: one eight of columns
 _SINGLE = Tiles(row_warps=2, input_warps=2, span=3), Tiles(span=3)  # up to two tokens
 _FEW = Tiles(row_warps=2, input_warps=2, span=3)  # up to sixteen
-_MORE = Tiles(row_warps=4, input_warps=1, span=3)
-_MANY = Tiles(row_warps=4, input_warps=1)  # of which an expert has more than an eight
+_MORE = Tiles(
+    row_warps=4, input_warps=1, span=3
+)  # up to thirty-two, of which an expert has an eight
+_MANY = Tiles(row_warps=4, input_warps=1)
 
 
 class PackedWeights(NamedTuple):
@@ -397,7 +399,8 @@ def choose_tiles(tokens: int, eights: int) -> tuple[Tiles, Tiles]:
         return _SINGLE
     if tokens <= 2 * _MOST_LOOKED_UP:
         return _FEW, _FEW
-    return (_MORE, _MORE) if eights == 1 else (_MANY, _MANY)
+    is_more = eights == 1 and tokens <= 4 * _MOST_LOOKED_UP
+    return (_MORE, _MORE) if is_more else (_MANY, _MANY)
 
 
 def _eights(tokens: int, chosen: int, num_experts: int) -> int:

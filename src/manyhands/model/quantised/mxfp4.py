@@ -164,10 +164,8 @@ class Mxfp4Stack(nn.Module):
         return torch.cat([self.product(*part) for part in zip(*parts, strict=True)])
 
     def is_for(self, x: Tensor) -> bool:
-        """Whether our kernel takes such x: it gives no gradients."""
-        has_gradient = torch.is_grad_enabled() and x.requires_grad
-        is_known = x.dim() == 2 and x.dtype == torch.bfloat16 and kernels.usable(x)
-        return is_known and not has_gradient
+        """Whether our kernel takes such x."""
+        return x.dim() == 2 and x.dtype == torch.bfloat16 and kernels.usable(x)
 
     def product(
         self, x: Tensor, index: Tensor, shares: Tensor, *, in_parts: bool = False
