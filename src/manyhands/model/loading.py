@@ -68,7 +68,7 @@ from manyhands.model.parallel.collectives import Collectives
 from manyhands.model.parallel.cuts import Cutting
 from manyhands.model.parallel.reading import read_part
 from manyhands.model.quantised.block_scales import read_block_scales
-from manyhands.model.quantised.mxfp4 import is_mxfp4, keeps_mxfp4
+from manyhands.model.quantised.mxfp4 import is_mxfp4, keeps_mxfp4, stacks_for_mxfp4
 from manyhands.model.quantised.packed_checkpoint import Layout, load_mxfp4, load_packed
 from manyhands.model.quantised.packing import read_packing
 from manyhands.model.quantised.quantise import (
@@ -473,7 +473,8 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, notes: list[str]) ->
     if "key_mapping" not in special:  # of a composite, only the language model is wanted
         notes += _without_a_place(name, report["unexpected_keys"])
     if is_mxfp4(config):
-        nn.Module.to(model, dtype)  # older versions leave what they unpacked in bfloat16
+        for _, stack in stacks_for_mxfp4(model):
+            stack.to(dtype)  # older versions leave what they unpacked in bfloat16
     if "key_mapping" in special:
         vars(model).pop("_weight_conversions", None)  # or saving would turn the names back
     loaded: PreTrainedModel = model

@@ -16,8 +16,8 @@ Programs whose expert was chosen by no token end at once. The launches:
     down          the outputs of each, weighed
     add up        their sum for every token, in the order of its experts
 
-Sums do not depend on which tokens are beside a token, as long as they are as many, and repeat. What every expert gives is weighed and added up in float32; the
-modelling code rounds it twice before.
+Sums do not depend on which tokens are beside a token, as long as they are as many, and repeat. What every expert gives is weighed
+and added up in float32; the modelling code rounds it twice before.
 
     T  tokens      E  experts      C  experts of a token      K  inputs      F  width inside an expert      N  outputs
 """
@@ -43,7 +43,7 @@ from manyhands.model.kernels.skinny import Tiles, dot_dtype
 from manyhands.model.routing import Scoring
 
 MOST_TOKENS = 1024
-MOST_LOOKED_UP = 16  # tokens, of more there are lists
+_MOST_LOOKED_UP = 16  # tokens, of more there are lists
 _LEAST_COLUMNS = 16  # tensor cores take no fewer
 MOST_CHOSEN = 16  # experts of a token
 MOST_EXPERTS = 1024
@@ -458,7 +458,7 @@ def experts(
     x, index, shares = x.contiguous(), index.contiguous(), shares.contiguous()
     inner = x.new_empty(tokens, chosen, width)
     overlap = launch_options(x.device)
-    listed = tokens > MOST_LOOKED_UP
+    listed = tokens > _MOST_LOOKED_UP
     lists = list_pairs(index, num_experts) if listed else (index, index)
     groups = num_experts if listed else min(num_experts, tokens * chosen)
     columns = _num_columns(tokens, chosen, num_experts)
@@ -546,7 +546,7 @@ def _places(*size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 def _num_columns(tokens: int, chosen: int, num_experts: int) -> int:
     """Columns of a tile: all tokens, or of listed ones about twice as many as an expert has if all have as many."""
-    if tokens <= MOST_LOOKED_UP:
+    if tokens <= _MOST_LOOKED_UP:
         return _LEAST_COLUMNS
     twice = int(triton.next_power_of_2(2 * tokens * chosen // num_experts))
     return min(_MOST_COLUMNS, max(_LEAST_LISTED, twice))
@@ -554,7 +554,7 @@ def _num_columns(tokens: int, chosen: int, num_experts: int) -> int:
 
 def choose_tiles(columns: int, gate: ExpertGate) -> tuple[Tiles, Tiles]:
     """The tiles of both products that were fastest on an H200 (benchmarks/results/experts_tiles.json)."""
-    is_few = columns <= MOST_LOOKED_UP
+    is_few = columns <= _MOST_LOOKED_UP
     if gate.clamped is not None:
         return (_IN_TURNS if is_few else _LISTED_IN_TURNS), _USUAL
     return (_FEW_GATED, _USUAL) if is_few else (_USUAL, _LISTED_DOWN)

@@ -33,7 +33,10 @@ from manyhands.model import kernels
 from manyhands.model.quantised.w4a16 import BLOCK, STEP, pack, unpack
 
 PRODUCTS = ("gate_up_proj", "down_proj")
-PARTS = ("blocks", "scales", "bias")
+PARTS = ("blocks", "scales", "bias")  # as published
+_HELD = ("words", "factors", "bias")  # as kept here
+# Of the four numbers in half a word, where their bits are put: mantissa, exponent (two), sign.
+_MOVES = ((6, 7, 8, 15), (3, 4, 5, 14), (0, 1, 2, 9), (11, 12, 13, 10))
 _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _LARGEST = 128  # of a scale: what its factor can say
 _BIAS = 127
@@ -228,9 +231,6 @@ def keeps_mxfp4(config: Any, device: torch.device, dtype: torch.dtype) -> bool:
     return int(getattr(config, "num_experts_per_tok", 0)) <= MOST_CHOSEN
 
 
-_HELD = ("words", "factors", "bias")
-
-
 def words_of(blocks: Tensor) -> Tensor:
     """The words int32 [N / 64, K / 32, 256] of one expert's blocks [N, K / 32, 16]."""
     numbers = torch.stack((blocks & 0xF, blocks >> 4), dim=-1).flatten(1)
@@ -241,10 +241,6 @@ def words_of(blocks: Tensor) -> Tensor:
         for bit, to in enumerate(moves):
             out |= (number >> bit & 0x00010001) << to
     return out
-
-
-# Of the four numbers in half a word, where their bits are put: mantissa, exponent (two), sign.
-_MOVES = ((6, 7, 8, 15), (3, 4, 5, 14), (0, 1, 2, 9), (11, 12, 13, 10))
 
 
 def _as_numbers(words: Tensor) -> Tensor:

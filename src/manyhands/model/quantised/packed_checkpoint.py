@@ -10,8 +10,8 @@ error with its name. (Transformers would send these checkpoints to packages that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -77,28 +77,19 @@ def load_packed(
     as a whole, and cut when it is a layer of ours: never more than one stands in memory. Raises
     ModelNotFound, UnsupportedModel, OutOfMemory.
     """
-    folder = weights_folder(name)
-    try:
-        with ExitStack() as stack:
-            files = [
-                stack.enter_context(safe_open(path, framework="pt", device=str(device)))
-                for path in weights_files(name, folder)
-            ]
-            tensors = {key: file for file in files for key in file.keys()}  # noqa: SIM118  # not a dict
-            if not any(key.endswith(f".{layout.mark}") for key in tensors):
-                raise incomplete(name, f"packed layers ({layout.method}: *.{layout.mark})")
-            return fill(
-                name,
-                tensors,
-                config,
-                layout,
-                device=device,
-                dtype=dtype,
-                unpacked=unpacked,
-                cutting=cutting,
-            )
-    except SafetensorError as error:
-        raise damaged(name, f"unreadable weights ({in_short(error)})") from error
+    with _opened(name, device) as tensors:
+        if not any(key.endswith(f".{layout.mark}") for key in tensors):
+            raise incomplete(name, f"packed layers ({layout.method}: *.{layout.mark})")
+        return fill(
+            name,
+            tensors,
+            config,
+            layout,
+            device=device,
+            dtype=dtype,
+            unpacked=unpacked,
+            cutting=cutting,
+        )
 
 
 def load_mxfp4(
@@ -108,6 +99,18 @@ def load_mxfp4(
 
     Raises ModelNotFound, UnsupportedModel, OutOfMemory.
     """
+    try:
+        with _opened(name, device) as tensors:
+            model = _with_experts(_Tensors(name, tensors), config, device, dtype)
+    except torch.OutOfMemoryError as error:
+        raise too_small(device, name) from error
+    ready: PreTrainedModel = model.train(False)
+    return ready
+
+
+@contextmanager
+def _opened(name: str, device: torch.device) -> Iterator[dict[str, Source]]:
+    """Every tensor of a checkpoint by its name, read onto the device when it is asked for."""
     folder = weights_folder(name)
     try:
         with ExitStack() as stack:
@@ -115,14 +118,9 @@ def load_mxfp4(
                 stack.enter_context(safe_open(path, framework="pt", device=str(device)))
                 for path in weights_files(name, folder)
             ]
-            tensors = {key: file for file in files for key in file.keys()}  # noqa: SIM118  # not a dict
-            model = _with_experts(_Tensors(name, tensors), config, device, dtype)
+            yield {key: file for file in files for key in file.keys()}  # noqa: SIM118  # not a dict
     except SafetensorError as error:
         raise damaged(name, f"unreadable weights ({in_short(error)})") from error
-    except torch.OutOfMemoryError as error:
-        raise too_small(device, name) from error
-    ready: PreTrainedModel = model.train(False)
-    return ready
 
 
 class Source(Protocol):
