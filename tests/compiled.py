@@ -108,7 +108,7 @@ def compile_only(capability: int) -> None:
         return kernel
 
     JITFunction.run = compiled  # type: ignore[method-assign]
-    for room in (skinny, gate_up, ring, launches, triton_backend, w4a16):
+    for room in (skinny, gate_up, ring, launches, triton_backend, w4a16, mxfp4):
         room.shared_memory = lambda device: MOST_SHARED[capability]  # type: ignore[attr-defined]
     overlap._can_overlap = lambda device: capability >= 90  # type: ignore[assignment]
 

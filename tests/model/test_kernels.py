@@ -440,7 +440,10 @@ def test_tiles_of_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts_and_stages(6144, 2048, gated=True) == (1, 3)
     assert parts_and_stages(6144, 4096) == (1, 6)
     assert parts_and_stages(4096, 4096) == (2, 6)
-    assert parts_and_stages(64, 512) == (1, 6)  # never into crumbs
+    assert parts_and_stages(512, 512) == (1, 6)  # never into crumbs
+    for outputs, inputs, parts in ((32, 2880, 9), (128, 2048, 8), (256, 7168, 16), (8, 64, 1)):
+        router = skinny.Tiles(outputs=16, inputs=64, parts=parts, warps=2)
+        assert chosen(outputs, inputs) == chosen(outputs, inputs, 64) == router
     assert [parts_and_stages(4096, k) for k in (11008, 12288)] == [(2, 6)] * 2
     assert parts_and_stages(5120, 27648) == (3, 4)  # 240 programs, and not 160 or 320
     assert chosen(24576, 4096, 16, gated=True) == skinny.Tiles(stages=3)

@@ -6,6 +6,7 @@ The oracle is transformers' own function that unpacks them, and the modelling co
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ from manyhands.model.self_test import exact_attention
 from tests.model.families_zoo import tiny_models
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
+from manyhands.model.kernels import copies
 from manyhands.model.kernels import experts as ordinary
 from manyhands.model.kernels import mxfp4 as own
 
@@ -162,6 +164,11 @@ TILES = [
     *(own.Tiles(), own.Tiles(row_warps=2, input_warps=2, span=3), own.Tiles(pairs=2, span=1)),
     own.Tiles(row_warps=4, input_warps=1),
 ]
+RINGS = [  # without a GPU they are tiles without a ring
+    own.Tiles(row_warps=2, input_warps=2, span=3, stages=4),
+    *(own.Tiles(row_warps=4, input_warps=1, span=4, stages=5), own.Tiles(span=1, stages=9)),
+    own.Tiles(input_warps=1, span=2, stages=3),
+]
 
 
 def _run(stack: Mxfp4Stack, x: Tensor, index: Tensor, shares: Tensor, **options: Any) -> Tensor:
@@ -194,13 +201,39 @@ def test_experts_of_few_and_of_many_tokens(tokens: int) -> None:
     assert _far(_run(stack, x, (index + 1) % SIZES[0], shares), expected) > 10 * STEP
 
 
-@pytest.mark.parametrize("tiles", TILES, ids=str)
+@pytest.mark.parametrize("tiles", [*TILES, *RINGS], ids=str)
 @pytest.mark.parametrize(("tokens", "eights"), [(3, 1), (12, 2), (12, 1), (30, 4)])
 def test_every_tile_gives_the_same(tiles: own.Tiles, tokens: int, eights: int) -> None:
     stack = _made(*SIZES)[0].to(DEVICE)
     x, index, shares = _asked(tokens, 3)
     expected = stack.one_by_one(x.float(), index, shares.float())
     assert _far(_run(stack, x, index, shares, tiles=(tiles, tiles), eights=eights), expected) < STEP
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+@pytest.mark.parametrize("ring", RINGS, ids=str)
+@pytest.mark.parametrize(("tokens", "eights"), [(1, 1), (12, 1), (30, 2)])
+def test_a_ring_changes_no_bit(ring: own.Tiles, tokens: int, eights: int) -> None:
+    # 65 and 33 steps: the last round has some for one warp and none for another.
+    stack = _made(8, 2080, 1056)[0].to(DEVICE)
+    x = torch.randn(tokens, 2080).to(DEVICE, torch.bfloat16)
+    _, index, shares = _asked(tokens, 3)
+    plain = replace(ring, stages=0)
+    expected = _run(stack, x, index, shares, tiles=(plain, plain), eights=eights)
+    for _ in range(3):
+        ours = _run(stack, x, index, shares, tiles=(ring, ring), eights=eights)
+        assert torch.equal(ours, expected)
+
+
+def test_rings_are_where_they_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    for room, is_ringed in ((232448, True), (101376, False)):
+        monkeypatch.setattr(own, "shared_memory", lambda device, room=room: room)
+        for tokens in range(1, own.MOST_TOKENS + 1):
+            for eights in (1, 2, 4):
+                both = own.choose_tiles(tokens, eights, CPU)
+                assert any(each.stages for each in both) == (is_ringed and eights <= 2)
+                assert all(each.ring_bytes <= copies.MOST_KIB << 10 for each in both)
+                assert all(each.stages == 0 or 3 <= each.stages <= 9 for each in both)
 
 
 @pytest.mark.parametrize("tokens", [6, 40])

@@ -7,10 +7,15 @@ lie as tensor cores want them from each thread (`kernels/fragments.py`, `model/q
 A weight has a sign, two bits of an exponent and one of a mantissa. At the end of a bfloat16's exponent and at the beginning of its
 mantissa, in front of nothing but zeros, these three bits are the number times 2 ** -126, also where the exponent is 0, because
 bfloat16 has such small numbers too. One multiplication with 2 ** 126 and the power of two of 32 inputs makes the weight,
-exactly. So a word of eight takes fifteen instructions: the bits lie in it so that half the pairs need one shift at most.
+exactly. So a word of eight takes thirteen instructions: the bits lie in it so that three pairs of four need one shift at most.
 
 With few tokens the warps of a program share the inputs, one span after the other, so that reading is spread over many of them,
 and their sums meet at the end. With more tokens each warp has outputs of its own.
+
+Weights come through a ring in shared memory (`copies.py`), if a processor has as much as Hopper's and registers are not wanted for
+sums of many tokens. Every warp copies for itself what it reads: of a span 16 bytes of words for each thread and step, and for each
+lane one word of factors. Inputs, which are few, are loaded a span ahead. What the second product wants before its inputs was
+known two launches ago: its weights are asked for while the first one ends.
 
     T  tokens      E  experts      C  experts of a token      K  inputs      F  width inside an expert      N  outputs
 """
@@ -31,6 +36,8 @@ import triton.language as tl
 from torch import Tensor
 
 from manyhands.attention.kernels.overlap import launch_options, take_over
+from manyhands.attention.launches import shared_memory
+from manyhands.model.kernels import copies
 from manyhands.model.kernels.experts import (
     MOST_CHOSEN,
     MOST_TOKENS,
@@ -49,28 +56,28 @@ def _unpack_assembly() -> str:
     for i in range(4):
         lines += [f"prmt.b32 by{i}, $20, 0, 0x4{i}4{i};", f"shl.b32 by{i}, by{i}, 7;"]
     for word in range(4):
-        for i in range(4):
-            to, source = f"${4 * word + i}", f"${16 + word}"
-            if i in (0, 2):
-                if i:
-                    lines.append(f"shl.b32 moved, {source}, 6;")
-                    source = "moved"
-                lines.append(f"and.b32 {to}, {source}, 0x81C081C0;")
-            else:
-                number, sign = ("shl.b32", 3), 1
-                if i == 3:
-                    number, sign = ("shr.u32", 5), 5
-                lines += [
-                    f"{number[0]} part, {source}, {number[1]};",
-                    "and.b32 part, part, 0x01C001C0;",
-                    f"shl.b32 moved, {source}, {sign};",
-                    # 0xEA is (a & b) | c.
-                    f"lop3.b32 {to}, moved, 0x80008000, part, 0xEA;",
-                ]
+        source = f"${16 + word}"
+        first, second, third, fourth = (f"${4 * word + i}" for i in range(4))
+        lines += [
+            f"and.b32 {first}, {source}, 0x81C081C0;",
+            f"shl.b32 moved, {source}, 6;",
+            f"and.b32 {second}, moved, 0x81C081C0;",
+            f"shf.l.wrap.b32 moved, {source}, {source}, 12;",
+            f"and.b32 {third}, moved, 0x81C081C0;",
+            f"shl.b32 part, {source}, 2;",
+            "and.b32 part, part, 0x80C080C0;",
+            f"shf.l.wrap.b32 moved, {source}, {source}, 10;",
+            # 0xEA is (a & b) | c.
+            f"lop3.b32 {fourth}, moved, 0x01000100, part, 0xEA;",
+        ]
+        for i, to in enumerate((first, second, third, fourth)):
             lines.append(f"fma.rn.bf16x2 {to}, {to}, by{word // 2 * 2 + i % 2}, none;")
     return "\n".join([*lines, "}"])
 
 
+_WORD_BYTES = tl.constexpr(512)  # of a step, of a warp
+_FACTOR_BYTES = tl.constexpr(128)  # of a span, of a warp: a word for each lane
+_MOST_RINGED = tl.constexpr(4)  # steps of a span: the lanes' words of factors are eights of a step
 _UNPACK = tl.constexpr(_unpack_assembly())
 _UNPACK_OPERANDS = tl.constexpr(",".join(["=r"] * 16 + ["r"] * 8))
 
@@ -79,22 +86,42 @@ _UNPACK_OPERANDS = tl.constexpr(",".join(["=r"] * 16 + ["r"] * 8))
 class Tiles:
     """How the work is cut.
 
-    Pairs of 16 outputs of a warp (1 or 2), warps along outputs and along inputs, steps of 32 inputs that a warp asks for at a time.
+    Pairs of 16 outputs of a warp (1 or 2), warps along outputs and along inputs, steps of 32 inputs that a warp asks for at a time,
+    and stages of its ring (0: none).
     """
 
     pairs: int = 1
     row_warps: int = 1
     input_warps: int = 4
     span: int = 2
+    stages: int = 0
 
     @property
     def halves(self) -> int:
         """Halves of blocks of 64 outputs that a program has."""
         return self.pairs * self.row_warps
 
+    @property
+    def ring_bytes(self) -> int:
+        """Shared memory of the ring."""
+        warps = self.row_warps * self.input_warps
+        return int(self.stages * warps * (_WORD_BYTES.value * self.span + _FACTOR_BYTES.value))
 
-# Of gpt-oss-20b's shapes the fastest ones on an H200, or within a twentieth of them (benchmarks/results/mxfp4_tiles.json).
+
+# Of gpt-oss-20b's shapes the fastest ones, or within a twentieth of them (benchmarks/results/mxfp4_rings.json; of tiles without a
+# ring mxfp4_tiles.json).
 _MOST_LOOKED_UP = 8  # tokens: one eight of columns
+_ROOM = 200 << 10  # bytes of a processor's shared memory from which on there are rings
+_MOST_RINGED_EIGHTS = 2
+_WIDE_RING = Tiles(row_warps=4, input_warps=1, span=4, stages=5)
+_SHARED_RING = Tiles(row_warps=2, input_warps=2, span=3, stages=4)
+_RINGED = {  # by the most tokens
+    1: (_SHARED_RING, Tiles(span=3)),
+    4: (_WIDE_RING, _SHARED_RING),
+    8: (_WIDE_RING, _WIDE_RING),
+    32: (_WIDE_RING, _SHARED_RING),
+    MOST_TOKENS: (Tiles(row_warps=4, input_warps=1, span=3, stages=6), _WIDE_RING),
+}
 _SINGLE = Tiles(row_warps=2, input_warps=2, span=3), Tiles(span=3)  # up to two tokens
 _FEW = Tiles(row_warps=2, input_warps=2, span=3)  # up to sixteen
 _MORE = Tiles(
@@ -135,14 +162,21 @@ def _unpacked(words, factors, FAST: tl.constexpr):
 
 @triton.jit
 def _unpacked_twin(words, factors, at):
-    word = column(words, at)
+    word = column(words, at).to(tl.uint32, bitcast=True)
     i = tl.arange(0, 4)[None, :]
-    number = tl.where(i < 3, word << (3 * i), word >> 5) & 0x01C001C0
-    sign = (word << ((0x5610 >> (4 * i)) & 0xF)) & -0x7FFF8000
-    low, high = halves(number | sign, tl.bfloat16)
+    by = (0x2C60 >> (4 * i)) & 0xF
+    most = _turned(word, by) & 0x80C080C0
+    exponent = _turned(word, tl.where(i < 3, by, 10)) & 0x01000100
+    low, high = halves((most | exponent).to(tl.int32, bitcast=True), tl.bfloat16)
     factor = ((factors >> (8 * (at // 2 * 2 + i % 2))) & 0xFF) << 23
     factor = factor.to(tl.float32, bitcast=True)
     return two(low * factor, high * factor, tl.bfloat16)
+
+
+@triton.jit
+def _turned(word, by):
+    """Bits of a word moved to the left, the first ones to its end."""
+    return (word << by) | (word >> ((32 - by) & 31))
 
 
 @triton.jit
@@ -165,6 +199,43 @@ def _factors(at, left, SPAN: tl.constexpr, PAIRS: tl.constexpr):
         for p in tl.static_range(PAIRS):
             factors = factors + (tl.load(at + (step * 16 + p * 8), mask=step < left, other=0),)
     return factors
+
+
+@triton.jit
+def _inputs(at_x, left, SPAN: tl.constexpr, EIGHTS: tl.constexpr):
+    """Inputs (j, c) of one span, as far as steps are left: a tensor for every 32 inputs and eight columns."""
+    inputs = ()
+    for step in tl.static_range(SPAN):
+        for n in tl.static_range(EIGHTS):
+            inputs = inputs + (tl.load(at_x[n] + step * 16, mask=step < left, other=0),)
+    return inputs
+
+
+@triton.jit
+def _ask(stage, thread, at_words, at_factors, left, SPAN: tl.constexpr):
+    """Ask for words and factors of one span, as far as steps are left; of a step that is not there, for factors of 0."""
+    THREADS: tl.constexpr = thread.shape[0]
+    for step in tl.static_range(SPAN):
+        slot = stage + thread * 16 + step * (16 * THREADS)
+        copies.copied_once(step, slot, at_words, (step < left).to(tl.int32))
+    step = thread % 32 // 8
+    is_there = (step < SPAN) & (step < left)
+    slot = stage + thread * 4 + 16 * SPAN * THREADS
+    copies.copied(copies.COPY_4_OR_ZERO, slot, at_factors, is_there.to(tl.int32))
+    copies.commit()
+
+
+@triton.jit
+def _came(stage, thread, SPAN: tl.constexpr):
+    """Of a stage [threads, 4] the words (r, j) and, of four factors (r, h) each, those of every step."""
+    THREADS: tl.constexpr = thread.shape[0]
+    words, factors = (), ()
+    for step in tl.static_range(SPAN):
+        words = words + (copies.read(copies.READ_4, stage + thread * 16 + step * (16 * THREADS)),)
+        lane = thread // 32 * 32 + step * 8 + thread % 32 // 4
+        slot = stage + lane * 4 + 16 * SPAN * THREADS
+        factors = factors + (copies.read(copies.READ_1, slot),)
+    return words, factors
 
 
 @triton.jit
@@ -221,17 +292,24 @@ def _mxfp4_product(
     INPUT_WARPS: tl.constexpr,
     EIGHTS: tl.constexpr,
     SPAN: tl.constexpr,
+    STAGES: tl.constexpr,  # of the ring; 0: weights go straight to registers
     FAST: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Program (tile of outputs, group, part of the group's tokens), see `experts.py`."""
     THREADS: tl.constexpr = 32 * ROW_WARPS * INPUT_WARPS
     SUMS: tl.constexpr = 2 * PAIRS * EIGHTS
+    ROUND: tl.constexpr = SPAN * INPUT_WARPS  # steps
+    RING: tl.constexpr = FAST and STAGES > 0
+    STAGE: tl.constexpr = ROW_WARPS * INPUT_WARPS * (_WORD_BYTES * SPAN + _FACTOR_BYTES)
     tile, group = tl.program_id(0), tl.program_id(1)
     thread = tl.arange(0, THREADS)[:, None]
     four = tl.arange(0, 4)[None, :]
     g, t = thread % 32 // 4, thread % 4
-    take_over(OVERLAP)
+    if (
+        GATED
+    ):  # the second product finds its tokens as the first one did: they were known before that
+        take_over(OVERLAP)
     expert, _, _, is_chosen = columns_of(index, pairs, counts, T, C, BY_PAIR, LISTED, 8 * EIGHTS)
     if tl.max(is_chosen.to(tl.int32)) == 0:
         return
@@ -242,8 +320,21 @@ def _mxfp4_product(
     begin = thread // 32 % INPUT_WARPS * SPAN
     at = block * steps + begin
     here = expert.to(tl.int64) * blocks * steps
-    at_words = packed + here * 256 + (at * 256 + half % 2 * 128 + thread % 32 * 4) + four
-    at_factors = factors_of + here * 16 + (at * 16 + half % 2 * 8 + g)
+    at_words = packed + here * 256 + (at * 256 + half % 2 * 128 + thread % 32 * 4)
+    left = steps - begin
+    at_factors = factors_of + here * 16 + (at * 16 + half % 2 * 8)
+    if RING:
+        at_factors += (
+            thread % 32 // 8 * 16 + thread % 8
+        )  # of another step and other outputs than the lane multiplies
+        tl.static_assert(PAIRS == 1 and SPAN <= _MOST_RINGED)
+        memory = copies.allocated(STAGES * STAGE)
+        for i in tl.static_range(STAGES - 1):
+            _ask(memory + i * STAGE, thread, at_words, at_factors, left - i * ROUND, SPAN)
+            at_words += ROUND * 256
+            at_factors += ROUND * 16
+    else:
+        at_factors += g
     first = tl.program_id(2) * (8 * EIGHTS) if LISTED else 0
     at_x = ()
     for n in tl.static_range(EIGHTS):
@@ -255,22 +346,36 @@ def _mxfp4_product(
         else:
             row = tl.minimum(first + 8 * n + g, T - 1)
         at_x = at_x + (x + (row * half_inputs + begin * 16 + t * 4) + four,)
+    if not GATED:
+        take_over(OVERLAP)
 
-    ROUND: tl.constexpr = SPAN * INPUT_WARPS  # steps
     sums = no_sums(SUMS, THREADS)
-    left = steps - begin
-    words = _words(at_words, left, SPAN, PAIRS)
-    factors = _factors(at_factors, left, SPAN, PAIRS)
+    if RING:
+        stage, free = memory, memory + (STAGES - 1) * STAGE
+        held = copies.held(x, thread, T)
+        inputs = _inputs(at_x, left, SPAN, EIGHTS)
+    else:
+        at_words += four
+        words = _words(at_words, left, SPAN, PAIRS)
+        factors = _factors(at_factors, left, SPAN, PAIRS)
     for _ in range(tl.cdiv(steps, ROUND)):
+        further = ()
+        for n in tl.static_range(EIGHTS):
+            further = further + (at_x[n] + ROUND * 16,)
+        if RING:
+            copies.arrived_in_warp(STAGES)
+            _ask(free, thread, at_words, at_factors, left - (STAGES - 1) * ROUND, SPAN)
+            words, factors = _came(stage + held, thread, SPAN)
+            next_inputs = _inputs(further, left - ROUND, SPAN, EIGHTS)
         at_words += ROUND * 256
         at_factors += ROUND * 16
-        next_words = _words(at_words, left - ROUND, SPAN, PAIRS)
-        next_factors = _factors(at_factors, left - ROUND, SPAN, PAIRS)
+        if not RING:
+            next_words = _words(at_words, left - ROUND, SPAN, PAIRS)
+            next_factors = _factors(at_factors, left - ROUND, SPAN, PAIRS)
         hold(FAST)
+        if not RING:
+            inputs = _inputs(at_x, left, SPAN, EIGHTS)
         for step in tl.static_range(SPAN):
-            inputs = ()
-            for n in tl.static_range(EIGHTS):
-                inputs = inputs + (tl.load(at_x[n] + step * 16, mask=step < left, other=0),)
             more = ()
             for p in tl.static_range(PAIRS):
                 factor = tl.broadcast_to(factors[step * PAIRS + p], (THREADS, 4))
@@ -282,18 +387,20 @@ def _mxfp4_product(
                                 sums[(p * EIGHTS + n) * 2 + r],
                                 weights[2 * r],
                                 weights[2 * r + 1],
-                                inputs[n],
+                                inputs[step * EIGHTS + n],
                                 FAST,
                                 tl.bfloat16,
                             ),
                         )
             sums = more
-        words = next_words
-        factors = next_factors
+        if RING:
+            free = stage
+            stage = tl.where(stage == memory + (STAGES - 1) * STAGE, memory, stage + STAGE)
+            inputs = next_inputs
+        else:
+            words = next_words
+            factors = next_factors
         left -= ROUND
-        further = ()
-        for n in tl.static_range(EIGHTS):
-            further = further + (at_x[n] + ROUND * 16,)
         at_x = further
 
     thread = tl.arange(0, 32 * ROW_WARPS)[:, None, None]
@@ -365,7 +472,8 @@ def experts(
     eights = eights or _eights(tokens, chosen, num_experts)
     num_parts = triton.cdiv(tokens, 8 * eights) if listed else 1
     alpha, limit = gate.clamped
-    first, second = tiles or choose_tiles(tokens, eights)
+    first, second = tiles or choose_tiles(tokens, eights, x.device)
+    assert max(first.ring_bytes, second.ring_bytes) <= copies.MOST_KIB << 10, (first, second)
     kernel: Any = _mxfp4_product
     for each, weights, rows, size, made in (
         (first, gate_up, x, 2 * width, inner),
@@ -386,6 +494,7 @@ def experts(
             INPUT_WARPS=each.input_warps,
             EIGHTS=eights,
             SPAN=each.span,
+            STAGES=each.stages,
             FAST=fast,
             num_warps=each.row_warps * each.input_warps,
             **launch_options(x.device),
@@ -393,8 +502,10 @@ def experts(
     return out if in_parts else add_up(parts, out)
 
 
-def choose_tiles(tokens: int, eights: int) -> tuple[Tiles, Tiles]:
+def choose_tiles(tokens: int, eights: int, device: torch.device) -> tuple[Tiles, Tiles]:
     """The tiles of both products for so many tokens, in so many eights of columns."""
+    if eights <= _MOST_RINGED_EIGHTS and shared_memory(device) >= _ROOM:
+        return next(tiles for most, tiles in _RINGED.items() if tokens <= most)
     if tokens <= 2:
         return _SINGLE
     if tokens <= 2 * _MOST_LOOKED_UP:

@@ -41,6 +41,8 @@ from manyhands.model.kernels.gated import ACTIVATIONS, activated
 MOST_TOKENS = 64  # on Hopper; on older devices more than 32 have not been measured
 _FEW = 32  # tokens up to which a stage is small enough for four of them twice on a processor
 _LONG_SHARE, _SHORT_SHARE = 3072, 512  # the fewest inputs that one of several programs goes through
+# A router has so few outputs that only its inputs make programs (benchmarks/results/router_tiles.json).
+_OF_A_ROUTER, _ROUTER_SHARE, _MOST_ROUTER_PARTS = 256, 256, 16
 _DOT = {
     torch.bfloat16: tl.bfloat16,
     torch.float16: tl.float16,
@@ -181,6 +183,11 @@ def choose_tiles(
         return Tiles(stages=of_two)
     if gated or outputs >= 64 * processors:
         return Tiles(stages=3)
+    if outputs <= _OF_A_ROUTER and not gated:
+        few = Tiles(outputs=16, inputs=64, warps=2)
+        steps = triton.cdiv(inputs, few.inputs)
+        most = max(1, min(inputs // _ROUTER_SHARE, _MOST_ROUTER_PARTS))
+        return replace(few, parts=triton.cdiv(steps, triton.cdiv(steps, most)))
     if inputs > 2 * outputs:
         most = max(1, min(inputs // _LONG_SHARE, 2 * processors // tiles))
         parts = max(range(1, most + 1), key=lambda parts: _filled(tiles * parts, processors))

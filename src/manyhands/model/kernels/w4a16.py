@@ -59,6 +59,7 @@ from torch.nn import functional
 from manyhands.attention.kernels.overlap import launch_options, take_over
 from manyhands.attention.launches import shared_memory
 from manyhands.model import kernels
+from manyhands.model.kernels import copies
 from manyhands.model.kernels import w4a16_ring as ring
 from manyhands.model.kernels.adding import is_last, sum_of_parts
 from manyhands.model.kernels.fragments import column, halves, hold, multiplied, no_sums, two
@@ -388,7 +389,7 @@ def _of_tile(
         tl.static_assert(PAIRS == 1 and TOKEN_WARPS == 1 and not COMPACT)
         PLANES: tl.constexpr = STEPS * EIGHTS
         STAGE: tl.constexpr = 4 * THREADS * (4 * STEPS + GROUPS) + 512 * PLANES
-        memory = ring.allocated(STAGES * STAGE)
+        memory = copies.allocated(STAGES * STAGE)
         source = (at_words, at_scales, at_zeros, half_width, quarter_width)
         for i in tl.static_range(STAGES - 1):
             ring.ask_weights(memory + i * STAGE, thread, source, begin + i, end, STEPS, GROUPS)
@@ -411,9 +412,9 @@ def _of_tile(
             at_x = at_x + (x + token * half_inputs + plane % STEPS * 16 + t * 4,)
         for i in tl.static_range(STAGES - 1):
             ring.ask_inputs(memory + i * STAGE, thread, at_x, begin + i, end, STEPS, GROUPS, PLANES)
-            ring.commit()
+            copies.commit()
         stage, free = memory, memory + (STAGES - 1) * STAGE
-        held = ring.held(x, thread, T)
+        held = copies.held(x, thread, T)
     else:
         for n in tl.static_range(EIGHTS):
             token = tl.minimum(first + 8 * n + g, T - 1)
@@ -423,11 +424,11 @@ def _of_tile(
         scales = _all_scales(factors[0], PAIRS, True, FAST, SCALES)
     for span in range(begin, end):
         if RING:
-            ring.arrived(STAGES)
+            copies.arrived(STAGES)
             after = span + STAGES - 1
             ring.ask_weights(free, thread, source, after, end, STEPS, GROUPS)
             ring.ask_inputs(free, thread, at_x, after, end, STEPS, GROUPS, PLANES)
-            ring.commit()
+            copies.commit()
             words, factors = ring.weights(stage + held, thread, STEPS, GROUPS)
         else:
             ahead = _weights(at_words, span + AHEAD, end, STEPS, PAIRS)
@@ -712,7 +713,7 @@ def choose_tiles(
         """Stages that its programs have room for."""
         tiles, at_once = kind
         stage = ring.stage_bytes(span, group, tiles.eights, tiles.row_warps)
-        room = min(ring.MOST_KIB << 10, shared_memory(device) // at_once - _BESIDE_RING)
+        room = min(copies.MOST_KIB << 10, shared_memory(device) // at_once - _BESIDE_RING)
         return min(tiles.stages, room // stage)
 
     few, wide = (_RING, _RING_WIDE) if tokens <= 8 else (_RING_SIXTEEN, _RING_SIXTEEN)
@@ -776,7 +777,7 @@ def product(
     span = next(span for span in _SPANS if inputs % span == 0)
     tiles = tiles or choose_tiles(tokens, outputs, inputs // span, x.device, span, group)
     stage = ring.stage_bytes(span, group, tiles.eights, tiles.row_warps)
-    assert tiles.stages * stage <= ring.MOST_KIB << 10, tiles.stages
+    assert tiles.stages * stage <= copies.MOST_KIB << 10, tiles.stages
     rows, parts = triton.cdiv(outputs, tiles.outputs), tiles.parts
     grid = (triton.cdiv(tokens, tiles.tokens), rows, parts)
     if tiles.programs:

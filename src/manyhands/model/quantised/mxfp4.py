@@ -9,8 +9,8 @@ The layout is the Open Compute Project's (OCP Microscaling Formats, version 1.0,
 Gates and values are outputs in turns. Here the same bits are put into the one order that our kernel (`kernels/mxfp4.py`) reads:
 
     words     int32 [E, N / 64, K / 32, 256]: outputs and inputs as `w4a16.pack` orders them, and in each half of a word, of
-              its four numbers, the first's sign in bit 15 and its other three in bits 8 to 6, the second's in 14 and 5 to 3, the
-              third's in 9 and 2 to 0, the fourth's in 10 and 13 to 11
+              its four numbers, the first's sign in bit 15 and its other three in bits 8 to 6; the second's in 9 and 2 to 0; the
+              third's in 3 and, in the other half, 12 to 10; the fourth's in 13 and, the first of three in the other half, 14, 5, 4
     factors   int32 [E, N / 64, K / 32, 16], bytes of four outputs, p and g before each other: scale + 126
 
 On a GPU, in bfloat16, all tokens go through our kernel; elsewhere, and where a gradient has to find its way back, the experts that
@@ -35,8 +35,8 @@ from manyhands.model.quantised.w4a16 import BLOCK, STEP, pack, unpack
 PRODUCTS = ("gate_up_proj", "down_proj")
 PARTS = ("blocks", "scales", "bias")  # as published
 _HELD = ("words", "factors", "bias")  # as kept here
-# Of the four numbers in half a word, where their bits are put: mantissa, exponent (two), sign.
-_MOVES = ((6, 7, 8, 15), (3, 4, 5, 14), (0, 1, 2, 9), (11, 12, 13, 10))
+# Of the four numbers in half a word, where their bits are put: mantissa, exponent (two), sign. Beyond 15: in the other half.
+_MOVES = ((6, 7, 8, 15), (0, 1, 2, 9), (26, 27, 28, 3), (4, 5, 30, 13))
 _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _LARGEST = 128  # of a scale: what its factor can say
 _BIAS = 127
@@ -239,7 +239,7 @@ def words_of(blocks: Tensor) -> Tensor:
     for place, moves in enumerate(_MOVES):
         number = words >> 4 * place
         for bit, to in enumerate(moves):
-            out |= (number >> bit & 0x00010001) << to
+            out |= _turned(number >> bit & 0x00010001, to)
     return out
 
 
@@ -248,8 +248,14 @@ def _as_numbers(words: Tensor) -> Tensor:
     out = torch.zeros_like(words)
     for place, moves in enumerate(_MOVES):
         for bit, at in enumerate(moves):
-            out |= (words >> at & 0x00010001) << 4 * place + bit
+            out |= (_turned(words, 32 - at) & 0x00010001) << 4 * place + bit
     return out
+
+
+def _turned(words: Tensor, by: int) -> Tensor:
+    """Bits of words of 32 moved to the left, the first ones to their end."""
+    by %= 32
+    return words << by | words >> 32 - by & (1 << by) - 1 if by else words
 
 
 def factors_of(scales: Tensor) -> Tensor:
