@@ -145,7 +145,7 @@ MEAN_TOLERANCE, WORST_TOLERANCE = 0.1, 0.8
 # With experts it is 0.06 from itself by the first, and up to 1.1 by the second: a token may get another last expert. With
 # one token of the prompt, or two experts of a layer, exchanged, 0.13 and 3.3 at the least.
 WORST_WITH_EXPERTS = 2.0
-# The gate: at most, and as long as it takes; what vLLM leaves to this engine, and to one that compiles kernels for experts.
+# The gate at most, and as long as it takes; seconds that vLLM leaves to this engine, also where that compiles kernels for experts.
 _GATE_SECONDS, _GATE_TAKES = 150.0, 95.0
 _OUR_SECONDS, _OUR_SECONDS_WITH_EXPERTS = 45.0, 80.0
 _LOOK = 0.5  # seconds between two looks at what vLLM told
@@ -428,7 +428,7 @@ class WholeEngines:
 def lines_of(
     process: subprocess.Popen[Any], told: Path, seconds: float
 ) -> Iterator[dict[str, Any]]:
-    """What a process tells in a file of JSON, line by line, until it has ended or the seconds are over."""
+    """Lines of JSON that a process writes into a file, as they come, until it has ended or the seconds are over."""
     until = time.monotonic() + seconds
     begun = ""
     with told.open(encoding="utf-8") as file:

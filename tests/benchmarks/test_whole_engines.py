@@ -128,6 +128,7 @@ class Monolithic:
 
 class Engine:
     def __init__(self, folder, weights):
+        torch.manual_seed(0)
         config = AutoConfig.from_pretrained(folder)
         unpacked = {}
         if hasattr(config, "quantization_config"):
@@ -265,6 +266,10 @@ def test_both_engines_are_timed_behind_a_green_gate(
     theirs = [line for line in found["breakdown"] if line["engine"] != OURS]
     assert all(line["steps"] > 2 and line["kernels"] for line in theirs)
     assert found["vllm_start"]["vllm"] == "another"
+    order = [list(found).index(name) for name in ("vllm_start", "gate_start", "backend")]
+    assert order == sorted(
+        order
+    )  # the longest part first, and nothing of this engine before the gate
     assert "left_out" not in found
     monkeypatch.setattr(performance, "RESULTS", tmp_path)
     rows = [line[2:-2].split(" | ") for line in engine_tables.whole_engines().splitlines()]
@@ -350,7 +355,7 @@ def test_what_vllm_tells_is_taken_at_once_and_stays_when_it_is_late(tmp_path: Pa
 
 
 def test_experts_in_mxfp4_are_written_as_they_are_published(tmp_path: Path) -> None:
-    """What transformers unpacks of it has the spread of other weights."""
+    """Their weights, unpacked by transformers, have the spread of all others."""
     folder = whole_engines.save_small(tmp_path, shapes.TINY_MXFP4)
     assert json.loads((folder / "config.json").read_text())["quantization_config"]
     tensors = load_file(folder / "model.safetensors")
