@@ -10,7 +10,9 @@ from benchmarks.performance import NOTHING_YET, Result, cell, result, results, t
 from benchmarks.vllm_process import CASCADE, PLAIN
 from benchmarks.whole_engines import OURS, TEAM
 
-_OF_EXPERTS = re.compile(r"^fused_moe|^_gated|^_down")  # kernels of their products, of both engines
+_OF_EXPERTS = re.compile(
+    r"^fused_moe|^_gated|^_down|^_mxfp4_product"
+)  # kernels of their products, of both engines
 
 
 def whole_engines() -> str:

@@ -18,7 +18,8 @@ Hopper, bfloat16 and heads of 128 dims, the shapes of the benchmark; `benchmarks
 vLLM as a whole is the same wheel, 245 MB, and what its Python imports beside torch, transformers and numpy. Of its
 kernels only those for Hopper are kept, of FlashAttention 3 those of bfloat16 and heads of 64 or 128 dims
 (`benchmarks/fat_binaries.py`), and neither FlashAttention 2 nor FlashMLA and DeepGEMM, so the archive has some
-25 MB. FlashInfer, which comes with vLLM, is not there either: experts go by Triton's kernels. Packages that are large, and that decoding never calls, are not there: a name that is asked of one of them is
+25 MB. FlashInfer, which comes with vLLM, is not there either: experts go by Triton's kernels, those in mxfp4 too, for
+Marlin's come as PTX for Hopper, and no PTX is kept. Packages that are large, and that decoding never calls, are not there: a name that is asked of one of them is
 an empty class (`STAND_INS`). So this vLLM serves no HTTP and knows no grammars; the passes are its own.
 """
 

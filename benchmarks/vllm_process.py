@@ -23,11 +23,14 @@ would choose for all of them, and 256 completions would read the experts of one.
 everything has been timed, in steps without graphs. Networks with experts go by Triton's kernels (`about_experts` tells
 which numbers they were tuned with): FlashInfer, whose kernels 0.20 prefers where it is installed, is slower on Hopper by
 vLLM's own measurements, and later releases no longer prefer it there (https://github.com/vllm-project/vllm/pull/44220).
+Experts in mxfp4 keep their bits there too, by the kernels that vLLM prefers on Hopper without FlashInfer: Triton's own
+(`triton_kernels`, a part of vLLM's wheel), which choose the experts themselves.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import random
@@ -36,6 +39,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -49,6 +53,9 @@ _LEAST_FOR_CASCADE = 8  # rows; vLLM does not cascade fewer
 _PROFILED_STEPS = 12
 COUNTED_STEPS = 8  # of which experts are counted
 EMBEDDED = 1.0  # standard deviation of random embeddings, where there are experts
+_NO_EXPONENT = 127  # a scale of mxfp4 that stands for one
+_SPREAD_OF_BITS = 2.93  # standard deviation of numbers of mxfp4 whose bits are random
+_PRODUCTS = ("w13", "w2")  # of a layer's experts, as vLLM calls them
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -170,18 +177,44 @@ def watch_kernels(worker: Any, is_on: bool) -> dict[str, Any]:
     return {"steps": steps, "kernels": [[name, ms] for ms, name in kernels]}
 
 
+def exponent(spread: float) -> int:
+    """The scale of numbers of mxfp4 whose bits are random, so that this is about their standard deviation."""
+    return _NO_EXPONENT + round(math.log2(spread / _SPREAD_OF_BITS))
+
+
 def fill(worker: Any, spread: float, embedded: float) -> None:
-    """Make the weights anew, in the engine's process: matrices at random, with these deviations; norms 1, biases 0."""
+    """Make the weights anew, in the engine's process: matrices at random, with these deviations; norms 1, biases 0.
+
+    Experts in mxfp4 get random bits and one scale, where the kernels read them; vLLM leaves both at zero.
+    """
     import torch
 
     with torch.inference_mode():
-        for name, weight in worker.model_runner.get_model().named_parameters():
+        model = worker.model_runner.get_model()
+        for name, weight in model.named_parameters():
+            if not weight.is_floating_point():  # as they came, and read no more
+                continue
             if name.endswith("bias"):
                 weight.zero_()
             elif "norm" in name:
                 weight.fill_(1.0)
             else:
                 weight.normal_(std=embedded if "embed" in name else spread)
+        for module in model.modules():
+            for bits, scales in in_mxfp4(module):
+                bits.random_(0, 256)
+                scales.fill_(exponent(spread))
+
+
+def in_mxfp4(module: Any) -> list[tuple[Any, Any]]:
+    """Bits and scales of both products of a layer's experts, bytes in the order in which Triton's kernels read them."""
+    found = []
+    for name in _PRODUCTS if hasattr(module, "quant_method") else ():
+        precision = getattr(module.quant_method, f"{name}_precision_config", None)
+        if precision is not None:
+            weight = getattr(module, f"{name}_weight")
+            found.append((weight.storage.data, precision.weight_scale.storage.data))
+    return found
 
 
 def about_experts(worker: Any) -> dict[str, Any]:
@@ -190,10 +223,14 @@ def about_experts(worker: Any) -> dict[str, Any]:
 
     for module in worker.model_runner.get_model().modules():
         if hasattr(module, "w13_weight"):
+            method = module.quant_method
+            if hasattr(method, "mxfp4_backend"):
+                kernels = f"{method.mxfp4_backend.value}, mxfp4"
+                return {"experts": kernels, "experts_tuned": None}
             num_experts, _, inner = module.w2_weight.shape
             tuned = get_moe_configs(num_experts, inner, None)
             name = get_config_file_name(num_experts, inner, None)
-            kernels = module.quant_method.unquantized_backend.value
+            kernels = method.unquantized_backend.value
             return {"experts": kernels, "experts_tuned": name if tuned else None}
     return {}
 
@@ -211,12 +248,31 @@ def count_experts(worker: Any, is_on: bool, rows: int) -> float:
             runner.experts_read.append(chosen.unique().numel())
 
     for module in runner.get_model().modules():
+        method: Any = getattr(module, "quant_method", None)
         router: Any = getattr(module, "router", None)
-        if hasattr(router, "set_capture_fn"):
+        if getattr(method, "is_monolithic", False):  # its kernels choose, from the router's logits
+            if is_on:
+                method.apply_monolithic = partial(_chosen_first, method.apply_monolithic, note)
+            else:
+                del method.apply_monolithic  # the class's own shows again
+        elif hasattr(router, "set_capture_fn"):
             router.set_capture_fn(note if is_on else None)
     if is_on:
         runner.experts_read = []
     return statistics.fmean(runner.experts_read or [0.0])
+
+
+def _chosen_first(
+    apply: Callable[..., Any],
+    note: Callable[[Any], None],
+    layer: Any,
+    x: Any,
+    router_logits: Any,
+    **more: Any,
+) -> Any:
+    """Note the experts that these logits choose, then call kernels that choose by themselves."""
+    note(router_logits.topk(layer.top_k, dim=-1).indices)
+    return apply(layer=layer, x=x, router_logits=router_logits, **more)
 
 
 class Watched:

@@ -20,11 +20,13 @@ and planner. The crowds that do not fit into the device are halved, for both eng
 is counted, behind all timings, how many of them a layer reads in a step of either engine (launch by launch): a step takes
 longer the more they are.
 
-Gate first: a small network with random weights is saved, both engines load it, and vLLM writes greedily behind a shared
+vLLM is timed first, for it takes longest; then comes the gate, then this engine, and each number is written when it is
+there. The gate: a small network with random weights is saved, both engines load it, and vLLM writes greedily behind a shared
 prompt, without cascade attention and with it. This engine then reads what vLLM wrote, token by token in one step for all
 rows, and says how likely it finds each token: the log-probabilities must be alike, and each of vLLM's
-tokens must be this engine's choice too, or as good as that. Where the gate is red nothing is timed. A network with experts
-has a gate of its own, with as many experts as large.
+tokens must be this engine's choice too, or as good as that. Where the gate is red this engine is not timed. A network with
+experts has a gate of its own, with as many experts as large; where these come in mxfp4 they are saved as gpt-oss is
+published, with random bits and scales, and neither engine unpacks them.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -55,7 +58,7 @@ from benchmarks.decode import free, num_graphs, recording, steady
 from benchmarks.engine_parts import executor_of
 from benchmarks.outsiders import VLLM_PACKAGES, VLLM_TUNED
 from benchmarks.results import ROOT, Clock, Results, parser
-from benchmarks.shapes import SHAPES, TINY, TINY_EXPERTS, Shape
+from benchmarks.shapes import SHAPES, TINY, Shape, tiny_of
 from benchmarks.timing import python_loop_ms
 from benchmarks.vllm_process import (
     COUNTED_STEPS,
@@ -65,6 +68,7 @@ from benchmarks.vllm_process import (
     Crowd,
     Tokens,
     account,
+    exponent,
 )
 from manyhands import bundled
 from manyhands.cache.block import Block
@@ -78,6 +82,7 @@ from manyhands.engine.passes import Passes
 from manyhands.errors import InvalidRequest
 from manyhands.evaluation.bench import fill, seat, views_of
 from manyhands.model.dummy import STD
+from manyhands.model.quantised.mxfp4 import PRODUCTS
 from manyhands.model.routing import routing_of
 from manyhands.strategies.base import Answer, Reserve, Strategy
 
@@ -96,7 +101,7 @@ CROWDS: dict[str, tuple[Crowd, ...]] = {
     "qwen3-8b": (*_FEW, _ALONE, *_MANY),
     "codellama-7b": _MANY,
     **dict.fromkeys(
-        ("qwen3-30b-a3b", "gpt-oss-20b"),
+        ("qwen3-30b-a3b", "gpt-oss-20b", "gpt-oss-20b-mxfp4"),
         (*_FEW[:3], _FEW[-1], _ALONE, _behind(128, 1024), _behind(256, 2048), _behind(256, 16384)),
     ),
 }
@@ -130,6 +135,7 @@ GATE_CROWD = Crowd("gate", 64, (512, 512), 32)  # so many that vLLM cascades
 # So many times as transformers makes them: queries with norms and without, logits, and those of routers, which else
 # choose by the last bit which expert is the last.
 _SHARPER, _SHARPER_PLAIN, _LOUDER, _DECIDED = 2.0, 5.0, 5.0, 4.0
+_STEP = 32  # numbers of mxfp4 with one scale
 _BIAS, _SINK = 0.2, 3.0  # deviation of biases, and mean of sinks, which it begins at 0
 # Natural logarithms: the mean difference between two engines' log-probabilities of one token, and by how much a token
 # of the one may be less likely than the other's own choice. In bfloat16 this engine is 0.046 from itself in float32 by
@@ -139,8 +145,10 @@ MEAN_TOLERANCE, WORST_TOLERANCE = 0.1, 0.8
 # With experts it is 0.06 from itself by the first, and up to 1.1 by the second: a token may get another last expert. With
 # one token of the prompt, or two experts of a layer, exchanged, 0.13 and 3.3 at the least.
 WORST_WITH_EXPERTS = 2.0
-# That vLLM may take for the gate, and that it leaves of a network's.
-_GATE_SECONDS, _OUR_SECONDS = 150.0, 45.0
+# The gate at most, and as long as it takes; seconds that vLLM leaves to this engine, also where that compiles kernels for experts.
+_GATE_SECONDS, _GATE_TAKES = 150.0, 95.0
+_OUR_SECONDS, _OUR_SECONDS_WITH_EXPERTS = 45.0, 80.0
+_LOOK = 0.5  # seconds between two looks at what vLLM told
 _RELEASED = 0.95  # share of the device's memory that is free again when another process has ended
 
 
@@ -152,13 +160,13 @@ class WholeEngines:
         self.device = torch.device(arguments.device)
         self.shape = SHAPES[name]
         if arguments.tiny:
-            self.shape = TINY_EXPERTS if self.shape.num_experts else TINY
+            self.shape = tiny_of(self.shape) if self.shape.num_experts else TINY
         self.crowds = TINY_CROWDS if arguments.tiny else CROWDS[name]
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.results = Results(f"whole_engines_{name}", arguments, clock)
 
     def run(self) -> None:
-        """Gate, vLLM, this engine."""
+        """vLLM, gate, this engine."""
         self.results.put(
             model=self.shape.title,
             dtype=str(self.dtype).removeprefix("torch."),
@@ -171,10 +179,11 @@ class WholeEngines:
             place = Path(folder)
             if self.arguments.outsiders is None:
                 self.results.leave_out("vLLM", "no folder with it (--outsiders)")
-            elif not (
-                self._gate_is_green(place) and self._vllm(self.shape.write(place / "network"))
-            ):
+            elif not self._vllm(self.shape.write(place / "network")):
                 return  # nothing to stand beside
+            elif not self._gate_is_green(place):
+                self.results.leave_out(OURS, "the gate is red")
+                return
             self._ours(self.shape.write(place / "network"))
 
     def halve(self) -> None:
@@ -227,7 +236,9 @@ class WholeEngines:
             tells_tokens=True,
             has_experts=shape.num_experts > 0,
         )
-        started, lines = self._ask_vllm(asked, place, _GATE_SECONDS)
+        told: list[dict[str, Any]] = []
+        whole_seconds = self._ask_vllm(asked, place, _GATE_SECONDS, told.append)
+        started = {**(told[0]["started"] if told else {}), "whole_seconds": whole_seconds}
         engine = Engine.load(
             folder,
             device=self.arguments.device,
@@ -241,7 +252,7 @@ class WholeEngines:
                 line["used"],
                 compare(engine, GATE_CROWD, line["tokens"], line["logprobs"]),
             )
-            for line in lines
+            for line in told[1:]
         ]
         del engine
         free(self.device)
@@ -259,17 +270,25 @@ class WholeEngines:
             spread=STD,
             has_experts=self.shape.num_experts > 0,
         )
-        seconds = max(1.0, self.clock.seconds - self.clock.spent - _OUR_SECONDS)
-        started, lines = self._ask_vllm(asked, folder.parent, seconds)
-        self.results.put(vllm_start=started)
-        for line in lines:
-            if "profiled" in line:
-                self._profiled(line)
-            elif "counted" in line:
-                self.results.add("experts", engine=line.pop("counted"), **line)
-            else:
-                self.results.add("cells", **line)
-        return bool(lines)
+        left = self.clock.seconds - self.clock.spent
+        left -= _OUR_SECONDS_WITH_EXPERTS if self.shape.num_experts else _OUR_SECONDS
+        if gate_shape(self.shape).title not in self.arguments.gates:
+            left -= _GATE_TAKES
+        whole_seconds = self._ask_vllm(asked, folder.parent, max(1.0, left), self._told)
+        started = self.results.content.get("vllm_start", {})
+        self.results.put(vllm_start={**started, "whole_seconds": whole_seconds})
+        return "cells" in self.results.content
+
+    def _told(self, line: dict[str, Any]) -> None:
+        """A line of what vLLM tells when it is timed."""
+        if "started" in line:
+            self.results.put(vllm_start=line["started"])
+        elif "profiled" in line:
+            self._profiled(line)
+        elif "counted" in line:
+            self.results.add("experts", engine=line.pop("counted"), **line)
+        else:
+            self.results.add("cells", **line)
 
     def _profiled(self, line: dict[str, Any]) -> None:
         """Where a step of vLLM's spends its time, and its longest kernels."""
@@ -286,11 +305,11 @@ class WholeEngines:
         )
 
     def _ask_vllm(
-        self, asked: Asked, folder: Path, seconds: float
-    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Let vLLM do it in a process of its own: how it started, and what it told before it ended."""
+        self, asked: Asked, folder: Path, seconds: float, take: Callable[[dict[str, Any]], None]
+    ) -> float:
+        """Let vLLM do it in a process of its own; each line is taken when it is told. Seconds from begin to end."""
         told = folder / "told.jsonl"
-        told.unlink(missing_ok=True)
+        told.write_text("")
         packages = Path(self.arguments.outsiders).resolve() / VLLM_PACKAGES
         path = os.pathsep.join(map(str, (packages, ROOT)))
         lent = folder / "tuned"
@@ -306,19 +325,17 @@ class WholeEngines:
             start_new_session=True,  # its own processes are ended with it
         )
         try:
-            process.wait(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            self.results.leave_out("the rest of vLLM", "the time was over")
+            for line in lines_of(process, told, seconds):
+                take(line)
         finally:
+            is_late = process.poll() is None
             end_all(process)
             self._wait_for_memory()
-        if process.returncode:
+        if is_late:
+            self.results.leave_out("the rest of vLLM", "the time was over")
+        elif process.returncode:
             self.results.leave_out("vLLM", f"its process ended with {process.returncode}")
-        lines = (
-            [json.loads(line) for line in told.read_text().splitlines()] if told.exists() else []
-        )
-        started = lines[0]["started"] if lines else {}
-        return {**started, "whole_seconds": round(self.clock.spent - before, 1)}, lines[1:]
+        return round(self.clock.spent - before, 1)
 
     def _wait_for_memory(self, seconds: float = 20.0) -> None:
         """Until the device has the memory again of a process that was ended."""
@@ -406,6 +423,22 @@ class WholeEngines:
         self.results.add(
             "cells", engine=name, name=crowd.name, rows=crowd.rows, **line, graphs=graphs
         )
+
+
+def lines_of(
+    process: subprocess.Popen[Any], told: Path, seconds: float
+) -> Iterator[dict[str, Any]]:
+    """Lines of JSON that a process writes into a file, as they come, until it has ended or the seconds are over."""
+    until = time.monotonic() + seconds
+    begun = ""
+    with told.open(encoding="utf-8") as file:
+        while True:
+            has_ended = process.poll() is not None or time.monotonic() > until
+            *lines, begun = (begun + file.read()).split("\n")
+            yield from map(json.loads, lines)
+            if has_ended:
+                return
+            time.sleep(_LOOK)
 
 
 def lend_tuned(theirs: Path, lent: Path, device: str) -> list[str]:
@@ -562,8 +595,10 @@ def gate_shape(shape: Shape) -> Shape:
 
 
 def save_small(folder: Path, shape: Shape) -> Path:
-    """A small network with random weights, as transformers saves it."""
+    """A small network with random weights, as transformers saves it; experts in mxfp4 as they are published."""
     config = AutoConfig.from_pretrained(shape.write(folder))
+    if shape.is_mxfp4:
+        del config.quantization_config
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     weights = dict(model.named_parameters())
@@ -582,10 +617,27 @@ def save_small(folder: Path, shape: Shape) -> Path:
                 weight.normal_(std=_BIAS)
             elif name.endswith("sinks"):
                 weight.normal_(mean=_SINK)
-    model.to(torch.bfloat16).save_pretrained(folder)
+    model.to(torch.bfloat16)
+    if shape.is_mxfp4:
+        save_file(published(model), folder / "model.safetensors", metadata={"format": "pt"})
+    else:
+        model.save_pretrained(folder)
     for each in bundled.path().glob("tokenizer*"):  # weights that are read come with one
         shutil.copy(each, folder)
     return folder
+
+
+def published(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a network as gpt-oss is published; experts get random bits, and scales around what `fill` gives them."""
+    tensors = dict(model.state_dict())
+    for name in [
+        name for name in tensors if name.endswith(tuple(f".experts.{p}" for p in PRODUCTS))
+    ]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        size, middle = (experts, outputs, inputs // _STEP), exponent(STD)
+        tensors[f"{name}_blocks"] = torch.randint(0, 256, (*size, _STEP // 2)).to(torch.uint8)
+        tensors[f"{name}_scales"] = torch.randint(middle - 1, middle + 2, size).to(torch.uint8)
+    return tensors
 
 
 def compare(

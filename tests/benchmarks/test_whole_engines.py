@@ -20,8 +20,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from benchmarks import engine_tables, outsiders, performance, vllm_process, whole_engines
+from benchmarks import engine_tables, outsiders, performance, shapes, vllm_process, whole_engines
 from benchmarks.fat_binaries import Kernels, kernels_of, pruned
 from benchmarks.results import Clock, parser
 from benchmarks.vllm_process import CASCADE, PLAIN, Asked, Crowd, Watched
@@ -29,6 +31,8 @@ from benchmarks.whole_engines import OURS, TEAM
 from manyhands.cache.block import Block
 from manyhands.engine.engine import Engine
 from manyhands.evaluation.bench import fill
+from manyhands.model.dummy import STD
+from manyhands.model.quantised.mxfp4 import Mxfp4Stack
 from tests.engine.small import NUM_IDS, small_engine
 
 SMALL = Crowd("gate", 8, (40, 40), 8)
@@ -48,7 +52,7 @@ import queue
 from types import SimpleNamespace as Facts
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Mxfp4Config
 
 __version__ = "another"
 
@@ -80,6 +84,8 @@ class Runner:
         for block in model.modules():
             if hasattr(block, "gate") and hasattr(block, "experts"):
                 self.enter(block)
+            elif hasattr(block, "router") and hasattr(block, "experts"):
+                self.enter_packed(block.router, block.experts)
 
     def get_model(self):
         return self.model
@@ -93,15 +99,45 @@ class Runner:
         block.w13_weight, block.w2_weight = weights.gate_up_proj, weights.down_proj
         block.quant_method = Facts(unquantized_backend=Facts(value="another's"))
 
+    def enter_packed(self, router, experts):
+        store = lambda: Facts(storage=Facts(data=torch.zeros(8, dtype=torch.uint8)))
+        experts.w13_weight, experts.w2_weight = store(), store()
+        experts.quant_method, experts.top_k = Monolithic(store), router.top_k
+        experts.router = Facts(set_capture_fn=None)  # not called where kernels choose
+        last = lambda logits: logits.unflatten(0, (self.rows, -1))[:, -1]
+
+        def apply(module, given, out):
+            experts.quant_method.apply_monolithic(layer=experts, x=given[0], router_logits=last(out[0]))
+
+        router.register_forward_hook(apply)
+
     def _compute_cascade_attn_prefix_lens(self, *arguments):
         return [16]
 
 
+class Monolithic:
+    is_monolithic, mxfp4_backend = True, Facts(value="another's")
+
+    def __init__(self, store):
+        self.w13_precision_config = Facts(weight_scale=store())
+        self.w2_precision_config = Facts(weight_scale=store())
+
+    def apply_monolithic(self, layer, x, router_logits):
+        pass
+
+
 class Engine:
     def __init__(self, folder, weights):
+        torch.manual_seed(0)
         config = AutoConfig.from_pretrained(folder)
+        unpacked = {}
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
+            unpacked = {"quantization_config": Mxfp4Config(dequantize=True)}
         load = {"dummy": AutoModelForCausalLM.from_config, "auto": AutoModelForCausalLM.from_pretrained}[weights]
-        self.model = load(config if weights == "dummy" else folder, dtype=torch.float32).eval()
+        unpacked = unpacked if weights == "auto" else {}
+        self.model = load(config if weights == "dummy" else folder, dtype=torch.float32, **unpacked)
+        self.model.eval().to(torch.float32)
         if os.environ.get("WRONG") == "experts" and weights == "auto":
             for name, weight in self.model.named_parameters():
                 if ".0.mlp.experts." in name:
@@ -230,6 +266,10 @@ def test_both_engines_are_timed_behind_a_green_gate(
     theirs = [line for line in found["breakdown"] if line["engine"] != OURS]
     assert all(line["steps"] > 2 and line["kernels"] for line in theirs)
     assert found["vllm_start"]["vllm"] == "another"
+    order = [list(found).index(name) for name in ("vllm_start", "gate_start", "backend")]
+    assert order == sorted(
+        order
+    )  # the longest part first, and nothing of this engine before the gate
     assert "left_out" not in found
     monkeypatch.setattr(performance, "RESULTS", tmp_path)
     rows = [line[2:-2].split(" | ") for line in engine_tables.whole_engines().splitlines()]
@@ -243,21 +283,34 @@ def test_both_engines_are_timed_behind_a_green_gate(
     assert engine_tables.whole_engines_gate().count("64 of 64") == 2
 
 
+@pytest.mark.parametrize(
+    ("network", "kernels", "tuned", "chosen"),
+    [
+        ("qwen3-30b-a3b", "another's", "E=8,N=24.json", 2),
+        ("gpt-oss-20b-mxfp4", "another's, mxfp4", None, 4),
+    ],
+)
 @pytest.mark.usefixtures("small_gate")
 def test_experts_are_counted_in_both_engines(
-    another: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    another: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    network: str,
+    kernels: str,
+    tuned: str | None,
+    chosen: int,
 ) -> None:
     monkeypatch.setattr(whole_engines, "TINY_CROWDS", (Crowd("4 behind 32", 4, (32, 32), 24),))
-    found = measured(tmp_path, "--outsiders", str(another), network="qwen3-30b-a3b")
+    found = measured(tmp_path, "--outsiders", str(another), network=network)
     assert {line["same"] for line in found["gate"]} == {64}
     start = found["vllm_start"]
-    assert (start["experts"], start["experts_tuned"]) == ("another's", "E=8,N=24.json")
+    assert (start["experts"], start["experts_tuned"]) == (kernels, tuned)
     read = {line["engine"]: line["experts_read"] for line in found["experts"]}
     assert set(read) == {OURS, TEAM, PLAIN}
-    # Two of eight for each of four rows, and random weights are alike in both.
-    assert all(2 <= each <= 8 for each in read.values())
-    assert read[OURS] > 2
-    assert read[PLAIN] > 2
+    # So many of eight for each of four rows, and random weights are alike in both.
+    assert all(chosen <= each <= 8 for each in read.values())
+    assert read[OURS] > chosen
+    assert read[PLAIN] > chosen
     assert {line["engine"] for line in found["cells"]} == {OURS, TEAM, PLAIN}
     monkeypatch.setattr(performance, "RESULTS", tmp_path)
     row = engine_tables.whole_engines_experts().splitlines()[2][2:-2].split(" | ")
@@ -266,16 +319,64 @@ def test_experts_are_counted_in_both_engines(
 
 
 @pytest.mark.parametrize(
-    ("wrong", "network"), [("prompt", "qwen3-8b"), ("experts", "qwen3-30b-a3b")]
+    ("wrong", "network"),
+    [
+        ("prompt", "qwen3-8b"),
+        ("experts", "qwen3-30b-a3b"),
+        ("experts", "gpt-oss-20b-mxfp4"),
+    ],
 )
 @pytest.mark.usefixtures("small_gate")
-def test_a_wrong_network_is_not_timed(
+def test_beside_a_wrong_network_this_engine_is_not_timed(
     another: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str, network: str
 ) -> None:
     monkeypatch.setenv("WRONG", wrong)
     found = measured(tmp_path, "--outsiders", str(another), network=network)
     assert all(line["mean"] > whole_engines.MEAN_TOLERANCE for line in found["gate"])
-    assert "cells" not in found
+    assert {line["engine"] for line in found["cells"]} == {PLAIN}
+    assert found["left_out"] == [{"what": OURS, "why": "the gate is red"}]
+
+
+def test_what_vllm_tells_is_taken_at_once_and_stays_when_it_is_late(tmp_path: Path) -> None:
+    told = tmp_path / "told.jsonl"
+    told.write_text('{"first": 1}\n{"half')
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        lines = whole_engines.lines_of(process, told, 1.0)
+        assert next(lines) == {"first": 1}
+        assert process.poll() is None
+        with told.open("a") as more:
+            more.write('": 2}\n{"never ended')
+        assert list(lines) == [{"half": 2}]
+        assert process.poll() is None
+        process.kill()
+    with told.open("a") as more:
+        more.write('": 3}\n')
+    assert len(list(whole_engines.lines_of(process, told, 600.0))) == 3
+
+
+def test_experts_in_mxfp4_are_written_as_they_are_published(tmp_path: Path) -> None:
+    """Their weights, unpacked by transformers, have the spread of all others."""
+    folder = whole_engines.save_small(tmp_path, shapes.TINY_MXFP4)
+    assert json.loads((folder / "config.json").read_text())["quantization_config"]
+    tensors = load_file(folder / "model.safetensors")
+    place = "model.layers.1.mlp.experts."
+    sizes = {
+        name.removeprefix(place): list(tensor.shape)
+        for name, tensor in tensors.items()
+        if name.startswith(place)
+    }
+    assert sizes == {
+        "gate_up_proj_blocks": [8, 64, 2, 16],
+        "gate_up_proj_scales": [8, 64, 2],
+        "gate_up_proj_bias": [8, 64],
+        "down_proj_blocks": [8, 64, 1, 16],
+        "down_proj_scales": [8, 64, 1],
+        "down_proj_bias": [8, 64],
+    }
+    both = [tensors[f"{place}gate_up_proj_{part}"] for part in ("blocks", "scales")]
+    weight = convert_moe_packed_tensors(*both, dtype=torch.float32)
+    assert 0.5 * STD < float(weight.std()) < 2 * STD
+    assert len(both[1].unique()) == 3
 
 
 def test_without_vllm_this_engine_alone_is_timed(tmp_path: Path) -> None:
@@ -387,6 +488,41 @@ def test_weights_are_filled_as_this_engine_fills_them() -> None:
     assert found["layer.weight"][1] == pytest.approx(0.02, rel=0.1)
     assert found["norm.weight"] == (1.0, 0.0)
     assert found["layer.bias"] == found["norm.bias"] == (0.0, 0.0)
+
+
+def test_experts_in_mxfp4_are_filled_with_bits_of_the_same_spread() -> None:
+    """Where the kernels read them; what vLLM keeps of the checkpoint's bytes is left."""
+    store = lambda *size: SimpleNamespace(  # noqa: E731
+        storage=SimpleNamespace(data=torch.zeros(size, dtype=torch.uint8))
+    )
+    network: Any = torch.nn.Module()
+    network.w13_weight, network.w2_weight = store(2, 32, 64, 16), store(2, 32, 64, 16)
+    scales = {name: store(2, 32, 64) for name in ("w13", "w2")}
+    network.quant_method = SimpleNamespace(
+        **{
+            f"{name}_precision_config": SimpleNamespace(weight_scale=each)
+            for name, each in scales.items()
+        }
+    )
+    kept = torch.nn.Parameter(torch.full((4,), 7, dtype=torch.uint8), requires_grad=False)
+    network.register_parameter("w13_weight_scale", kept)
+    runner = SimpleNamespace(get_model=lambda: network)
+    vllm_process.fill(SimpleNamespace(model_runner=runner), STD, 1.0)
+    assert kept.tolist() == [7] * 4
+    for name in ("w13", "w2"):
+        bits = getattr(network, f"{name}_weight").storage.data
+        of_it = scales[name].storage.data
+        weight = convert_moe_packed_tensors(bits, of_it, dtype=torch.float32)
+        assert float(weight.std()) == pytest.approx(STD, rel=0.25)
+        assert float(weight.mean()) == pytest.approx(0.0, abs=0.1 * STD)
+    ours = Mxfp4Stack.empty(
+        SimpleNamespace(num_experts=2, hidden_size=64, intermediate_size=32, alpha=1.7, limit=7.0),
+        torch.device("cpu"),
+        torch.bfloat16,
+    )
+    ours.fill(STD)
+    own = ours.dequantised("gate_up_proj", 0, torch.float32)
+    assert float(own.std()) == pytest.approx(float(weight.std()), rel=0.1)
 
 
 def test_an_h100_is_lent_what_vllm_has_for_an_h200_alone(tmp_path: Path) -> None:
