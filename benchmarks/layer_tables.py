@@ -96,6 +96,63 @@ def experts_in_mxfp4() -> str:
     return table(head, rows)
 
 
+def mxfp4_rings() -> str:
+    """All experts of one layer in mxfp4, straight to registers and through a ring."""
+    found = result("mxfp4_rings")
+    if found is None:
+        return NOTHING_YET
+    lines = found["tiles"]
+    before: dict[int, float] = {}
+    for line in lines:  # the first line of so many tokens is what was there
+        before.setdefault(line["tokens"], line["us"])
+    rows = [
+        [
+            str(line["tokens"]),
+            f"{before[line['tokens']]:.1f}",
+            f"{line['us']:.1f}",
+            f"{before[line['tokens']] / line['us']:.2f} ×",
+        ]
+        for line in lines
+        if line.get("used")
+    ]
+    return table(["tokens", "without a ring, µs", "as chosen, µs", "times as fast"], rows)
+
+
+def routers() -> str:
+    """The product of a router, in one program for all inputs, and in parts."""
+    found = result("router_tiles")
+    if found is None:
+        return NOTHING_YET
+    lines = [line for line in found["products"] if line["product"].endswith("router")]
+    rows = []
+    for line in lines:
+        if line["tiles"] is not None:
+            continue
+        here = line["product"], line["tokens"]
+        tried = [other for other in lines if (other["product"], other["tokens"]) == here]
+        near = next(other for other in tried if other["tiles"] == [16, 64, 8, 2, 4])
+        best = min(other["us"] for other in tried)
+        rows.append(
+            [
+                line["product"].removesuffix(", router"),
+                f"{line['outputs']} × {line['inputs']}",
+                str(line["tokens"]),
+                f"{line['us']:.2f}",
+                f"{near['us']:.2f}",
+                f"{best:.2f}",
+            ]
+        )
+    head = [
+        "network",
+        "outputs × inputs",
+        "tokens",
+        "one program, µs",
+        "eight parts, µs",
+        "best, µs",
+    ]
+    return table(head, rows)
+
+
 def tiles() -> str:
     """The best tiles for each product in passes of a whole network."""
     rows = []
@@ -246,6 +303,8 @@ TABLES: dict[str, Callable[[], str]] = {
         launches,
         experts,
         experts_in_mxfp4,
+        mxfp4_rings,
+        routers,
         tiles,
         quantised_products,
         four_bits,
