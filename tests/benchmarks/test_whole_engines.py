@@ -340,7 +340,9 @@ def test_beside_a_wrong_network_this_engine_is_not_timed(
 def test_what_vllm_tells_is_taken_at_once_and_stays_when_it_is_late(tmp_path: Path) -> None:
     told = tmp_path / "told.jsonl"
     told.write_text('{"first": 1}\n{"half')
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+    asleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    process = subprocess.Popen(asleep, start_new_session=True)
+    try:
         lines = whole_engines.lines_of(process, told, 1.0)
         assert next(lines) == {"first": 1}
         assert process.poll() is None
@@ -348,7 +350,8 @@ def test_what_vllm_tells_is_taken_at_once_and_stays_when_it_is_late(tmp_path: Pa
             more.write('": 2}\n{"never ended')
         assert list(lines) == [{"half": 2}]
         assert process.poll() is None
-        process.kill()
+    finally:
+        whole_engines.end_all(process)
     with told.open("a") as more:
         more.write('": 3}\n')
     assert len(list(whole_engines.lines_of(process, told, 600.0))) == 3
