@@ -363,7 +363,7 @@ def test_routers_that_give_experts_first(change: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(of_router, "forward", chosen)
     monkeypatch.setattr(of_block, "forward", blocked)
     fresh = functools.cache(routing._routing_of_form.__wrapped__)
-    monkeypatch.setattr(routing, "_routing_of_form", fresh)  # what it has seen is another class
+    monkeypatch.setattr(routing, "_routing_of_form", fresh)  # classes are others now
     its = Routing(2, even=False, dtype=None, is_reversed=True)
     assert {routing_of(each) for each in adapter.model.modules()} == {None, its}
     if not change:

@@ -186,7 +186,7 @@ def _built(form: _Form, numbers: dict[str, Tensor], prefix: str = "") -> Any:
 
 
 class _Answer(NamedTuple):
-    """What a router gives."""
+    """Logits, shares and experts of a router, and how it gave them."""
 
     logits: Tensor
     shares: Tensor
@@ -206,7 +206,7 @@ class _Probe(NamedTuple):
     def ask(
         self, weight: Tensor, vector: Tensor, x: Tensor, *, dtype: torch.dtype = torch.float32
     ) -> _Answer:
-        """What a module of this form gives for x [T, K]."""
+        """The answer of a module of this form to x [T, K]."""
         shapes = dict(_tensors_in(self.form))
         numbers = {self.weight: weight}
         if self.vector is not None:
