@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from manyhands.attention.compile_at_once import compiling_at_once
 from manyhands.errors import InvalidRequest
-from manyhands.model import experts, kernels
+from manyhands.model import experts, kernels, routing
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.experts import (
     are_fused,
@@ -340,6 +340,46 @@ def test_routers_that_do_something_else_are_left_alone() -> None:
     assert routing_of(nn.Linear(64, 4)) is None
 
 
+@on_cpu
+@pytest.mark.parametrize("change", ["", "shares twice"])
+def test_routers_that_give_experts_first(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Granite's do before transformers 5.21; a block of the same kind hands over what its experts give."""
+    torch.manual_seed(0)
+    adapter = ModelAdapter(ZOO["qwen3_moe"]().eval())
+    expected = _logits(adapter, 3)
+    block: Any = adapter.model.base_model.layers[-1].mlp
+    of_block, of_router = type(block), type(block.gate)
+    usual = of_router.forward
+
+    def chosen(self: Any, x: Tensor) -> Any:
+        return usual(self, x)[::-1]
+
+    def blocked(self: Any, x: Tensor) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        index, shares, _ = self.gate(flat)
+        out: Tensor = self.experts(flat, index, 2 * shares if change else shares)
+        return out.view(x.shape)
+
+    monkeypatch.setattr(of_router, "forward", chosen)
+    monkeypatch.setattr(of_block, "forward", blocked)
+    fresh = functools.cache(routing._routing_of_form.__wrapped__)
+    monkeypatch.setattr(routing, "_routing_of_form", fresh)  # classes are others now
+    its = Routing(2, even=False, dtype=None, is_reversed=True)
+    assert {routing_of(each) for each in adapter.model.modules()} == {None, its}
+    if not change:
+        assert torch.equal(_logits(adapter, 3), expected)
+    expected = _logits(adapter, 3)
+    report = fuse_modules(adapter, "on")
+    assert report.routers == adapter.num_layers
+    assert are_fused(block) == (not change)
+    monkeypatch.setattr(kernels, "usable", lambda x: True)
+    monkeypatch.setattr(experts, "DTYPES", (torch.float32,))
+    ours = _logits(adapter, 3)
+    assert float((ours - expected).abs().max() / expected.abs().max()) < 1e-5
+    _, shares, logits = block.gate(torch.randn(3, 64))
+    assert (shares.shape, logits.shape) == ((3, 2), (3, 4))
+
+
 def test_routers_with_logits_in_float32() -> None:
     """In 16 bits, logits of most routers by sigmoids are made in float32, and those of others are rounded as their inputs are."""
     wide = {
@@ -407,6 +447,7 @@ def test_stacks_that_do_something_else_are_left_alone() -> None:
     model: Any = ZOO["qwen3_moe"]()
     stack = next(each for each in model.modules() if _is_stack(each))
     assert gate_of(stack) == ("silu", None)
+    stack.has_post_expert_norm = False  # before transformers 5.20 there is no such norm
     for name, fact in (
         ("has_post_expert_norm", True),
         ("has_gate", False),

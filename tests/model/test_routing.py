@@ -404,7 +404,7 @@ class _Likened(nn.Module):
             shares = shares.clamp(max=2.0)
         if change == "another dtype":
             shares = shares.to(x.dtype)
-        return logits, shares, index
+        return (index, shares, logits) if change == "experts first" else (logits, shares, index)
 
 
 def _score(change: str, logits: Tensor) -> Tensor:
@@ -455,6 +455,7 @@ PLAIN = Routing(4, True, FLOAT, True, _by_sigmoid(ExpertGroups(4, 2, 2), 2.5), C
         ("not even", PLAIN._replace(even=False, scoring=PLAIN.scoring._replace(added=0.0))),
         ("another dtype", PLAIN._replace(dtype=None)),
         ("uncorrected", PLAIN._replace(correction=None)),
+        ("experts first", PLAIN._replace(is_reversed=True)),  # as Granite's before 5.21
     ],
 )
 def test_what_differs_and_is_known(change: str, found: Routing) -> None:

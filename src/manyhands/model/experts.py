@@ -177,6 +177,8 @@ def hand_over(model: Any, run: Callable[[], Any]) -> bool:
 
 def _watch(mlp: Any, parts: ExpertBlock, seen: list[bool]) -> None:
     given: dict[str, Any] = {}
+    routing = routing_of(parts.router)
+    assert routing is not None, "it is a block by its router"
     asked_for = {"router", "stack"} | ({"shared"} if parts.shared is not None else set())
 
     def began(module: nn.Module, args: Any) -> None:
@@ -184,8 +186,8 @@ def _watch(mlp: Any, parts: ExpertBlock, seen: list[bool]) -> None:
         given["block"] = _copies(args)
 
     def chose(module: nn.Module, args: Any, out: Any) -> None:
-        given["router"] = args, out
-        given["choice"] = _copies((args[0], *out[1:]))
+        given["router"] = args, routing.in_order(out)
+        given["choice"] = _copies((args[0], *routing.in_order(out)[1:]))
 
     def gave(module: nn.Module, args: Any, out: Any) -> None:
         given["stack"] = args, out
@@ -265,9 +267,10 @@ def _block(
     Or the block as it was, if that takes another way.
     """
     x = hidden_states.reshape(-1, hidden_states.shape[-1])
-    if not (_routes(router, router.forward.args[2], x) and _knows(stack, x)):
+    routing: Routing = router.forward.args[2]
+    if not (_routes(router, routing, x) and _knows(stack, x)):
         return usual(hidden_states)
-    _, shares, index = router(x, *(getattr(mlp, name) for name in given))
+    _, shares, index = routing.in_order(router(x, *(getattr(mlp, name) for name in given)))
     gate, beside = stack.forward.args[2], int(shared is not None)
     parts = _few(stack, gate, x, index, shares, in_parts=True, beside=beside)
     if parts is None:
@@ -321,7 +324,7 @@ def _route(
     *others: Any,
     **named: Any,
 ) -> Any:
-    """Logits [T, E], shares [T, C] and experts [T, C] of x [..., K], and of a correction [E] where that is given."""
+    """Logits [T, E], shares [T, C] and experts [T, C], in its own order, of x [..., K], and of a correction [E] where that is given."""
     x = hidden_states.reshape(-1, hidden_states.shape[-1])
     if named or not (routing.is_of(others) and _routes(router, routing, x)):
         return usual(hidden_states, *others, **named)
@@ -336,7 +339,7 @@ def _route(
         scoring=routing.scoring,
         correction=routing.correction_of(router, others),
     )
-    return logits, shares, index
+    return routing.in_order((logits, shares, index))
 
 
 def _logits(router: Any, routing: Routing, x: Tensor) -> Tensor:

@@ -69,6 +69,12 @@ class Routing(NamedTuple):
     scoring: Scoring = Scoring()
     correction: str | None = None  # where it lies in the router, or `GIVEN`
     weight: str = "weight"  # where it lies in the router
+    is_reversed: bool = False  # whether experts come first and logits last, as Granite 3 MoE gives them before transformers 5.21
+
+    def in_order(self, given: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, shares and experts of what the router gives; or that, of logits, shares and experts."""
+        first, shares, last = given
+        return (last, shares, first) if self.is_reversed else given
 
     def weight_of(self, router: Any) -> Tensor:
         """The weight [E, K] of the logits."""
@@ -179,6 +185,16 @@ def _built(form: _Form, numbers: dict[str, Tensor], prefix: str = "") -> Any:
     return module.train(False)
 
 
+class _Answer(NamedTuple):
+    """Logits, shares and experts of a router, and how it gave them."""
+
+    logits: Tensor
+    shares: Tensor
+    experts: Tensor
+    is_beside: bool = False  # whether a vector had to be given beside the inputs
+    is_reversed: bool = False  # whether experts came first
+
+
 class _Probe(NamedTuple):
     """A form whose tensors have their parts: a weight, and at most one number for each expert."""
 
@@ -189,8 +205,8 @@ class _Probe(NamedTuple):
 
     def ask(
         self, weight: Tensor, vector: Tensor, x: Tensor, *, dtype: torch.dtype = torch.float32
-    ) -> tuple[Tensor, Tensor, Tensor, bool]:
-        """Logits, shares and experts of x [T, K], and whether the vector had to be given beside it."""
+    ) -> _Answer:
+        """The answer of a module of this form to x [T, K]."""
         shapes = dict(_tensors_in(self.form))
         numbers = {self.weight: weight}
         if self.vector is not None:
@@ -200,12 +216,13 @@ class _Probe(NamedTuple):
         besides = [[]] if self.vector is not None else [[], [vector.to(dtype)]]
         for beside, inputs in itertools.product(besides, (x.to(dtype), x[None].to(dtype))):
             try:
-                logits, shares, index = probe(inputs, *beside)
+                first, shares, last = probe(inputs, *beside)
             except BREAKS:
                 continue
-            found = (logits, shares, index)
-            if all(isinstance(each, Tensor) and each.dim() == 2 for each in found):
-                return *found, bool(beside)
+            if all(isinstance(each, Tensor) and each.dim() == 2 for each in (first, shares, last)):
+                is_reversed = last.is_floating_point()
+                logits, index = (last, first) if is_reversed else (first, last)
+                return _Answer(logits, shares, index, bool(beside), is_reversed)
         raise TypeError("no router, or one that asks for more")
 
 
@@ -253,7 +270,8 @@ def _routing_by_probe(probe: _Probe) -> Routing | None:
     weight = torch.randn(probe.num_experts, _PROBE, generator=generator)
     vector = torch.randn(probe.num_experts, generator=generator)
     x = torch.randn(_ROWS, _PROBE, generator=generator)
-    logits, shares, index, is_beside = probe.ask(weight, vector, x)
+    answer = probe.ask(weight, vector, x)
+    logits, shares, index = answer[:3]
     chosen = index.shape[1]
     if logits.shape != (_ROWS, probe.num_experts) or {shares.shape, index.shape} != {
         (_ROWS, chosen)
@@ -264,8 +282,8 @@ def _routing_by_probe(probe: _Probe) -> Routing | None:
     same = [torch.allclose(logits, each, atol=1e-5) for each in expected]
     if not any(same):
         return None
-    has_correction = is_beside or (probe.vector is not None and same[0])
-    where = (GIVEN if is_beside else probe.vector) if has_correction else None
+    has_correction = answer.is_beside or (probe.vector is not None and same[0])
+    where = (GIVEN if answer.is_beside else probe.vector) if has_correction else None
     bias = probe.weight.removesuffix(_WEIGHT) + _BIAS
     if (probe.vector == bias) == has_correction and probe.vector is not None:
         return None  # a product's bias that is none, or another number in its place
@@ -273,10 +291,11 @@ def _routing_by_probe(probe: _Probe) -> Routing | None:
     routing = Routing(
         chosen,
         even=False,
-        dtype=None if half[1].dtype == torch.bfloat16 else half[1].dtype,
-        is_wide=not torch.equal(half[0].float(), half[0].bfloat16().float()),
+        dtype=None if half.shares.dtype == torch.bfloat16 else half.shares.dtype,
+        is_wide=not torch.equal(half.logits.float(), half.logits.bfloat16().float()),
         correction=where,
         weight=probe.weight,
+        is_reversed=answer.is_reversed,
     )
     return _fitted(probe, routing)
 
@@ -348,7 +367,7 @@ def _look(probe: _Probe, routing: Routing, numbers: list[int]) -> list[_Seen]:
         # The last token has none but numbers that are none.
         x = torch.cat((rows, torch.full_like(rows[:1], torch.nan)))
         bias = torch.zeros_like(vector) if routing.correction is None else vector
-        logits, shares, index, _ = probe.ask(one, bias, x)
+        logits, shares, index = probe.ask(one, bias, x)[:3]
         if not torch.allclose(logits[:-1], rows, atol=1e-6) or not shares[-1].isnan().any():
             raise ValueError("logits of another kind, or shares of what is no number")
         correction = None if routing.correction is None else vector
