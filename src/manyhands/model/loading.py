@@ -78,6 +78,7 @@ from manyhands.model.quantised.quantise import (
     round_to_fp16,
 )
 from manyhands.model.quiet import quiet
+from manyhands.model.saving import refuse_to_save
 from manyhands.model.self_test import self_test
 from manyhands.model.settings import Weights
 from manyhands.model.unlisted import enter
@@ -178,6 +179,7 @@ def load_adapter(
             if _is_halved(found, wanted, place, precision):
                 round_to_fp16(network)
         adapter = ModelAdapter(network, name=str(model), context=context, family=family)
+        refuse_to_save(network)
     for note in notes:
         warnings.warn(note, stacklevel=2)
     return adapter, tokenizer
@@ -387,6 +389,7 @@ def _adopt(
             setattr(model, _ROUNDED_TO, quantise)
         if adapted is not None:
             merge_lora(model, adapted)
+        refuse_to_save(model)
         return ModelAdapter(model, context=context, family=family)
 
 
@@ -475,7 +478,7 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, notes: list[str]) ->
     if is_mxfp4(config):
         for _, stack in stacks_for_mxfp4(model):
             stack.to(dtype)  # older versions leave what they unpacked in bfloat16
-    if "key_mapping" in special:
+    if special:
         vars(model).pop("_weight_conversions", None)  # or saving would turn the names back
     loaded: PreTrainedModel = model
     return loaded
