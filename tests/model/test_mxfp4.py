@@ -5,6 +5,7 @@ The oracle is transformers' own function that unpacks them, and the modelling co
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -395,6 +396,43 @@ def test_a_missing_tensor_is_named(folder: Path, part: str) -> None:
     del tensors[lost]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelNotFound, match=lost):
+        _load(folder)
+
+
+def _without(part: str) -> Callable[[dict[str, Tensor]], None]:
+    return lambda tensors: tensors.__delitem__(INSIDE + part)
+
+
+def _changed(part: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], None]:
+    return lambda tensors: tensors.update({INSIDE + part: change(tensors[INSIDE + part])})
+
+
+INSIDE = "model.layers.1.mlp.experts."
+ODD: dict[str, Callable[[dict[str, Tensor]], None]] = {
+    "no weights for .*gate_up_proj_blocks": _without("gate_up_proj_blocks"),
+    "no weights for .*down_proj_scales": _without("down_proj_scales"),
+    "no weights for .*down_proj_bias": _without("down_proj_bias"),
+    r"of F32, not U8 \(.*gate_up_proj_blocks": _changed("gate_up_proj_blocks", lambda x: x / 3),
+    r"of BF16, not U8 \(.*down_proj_scales": _changed("down_proj_scales", Tensor.bfloat16),
+    r"not floating-point ones \(.*bias: I64": _changed("down_proj_bias", Tensor.long),
+    "are not those of their blocks: .*gate_up": _changed("gate_up_proj_scales", lambda x: x[:3]),
+    "are not those of their blocks: .*down": _changed("down_proj_blocks", lambda x: x.flatten(2)),
+    "a scale that is no number": _changed("down_proj_scales", lambda x: x | 255),
+    "the weights of .*gate_up_proj twice": lambda tensors: tensors.update(
+        {f"{INSIDE}gate_up_proj": torch.zeros(4, 64, 64)}
+    ),
+}
+
+
+@pytest.mark.parametrize("said", ODD)
+def test_what_would_be_unpacked_to_other_numbers_is_named(folder: Path, said: str) -> None:
+    """On a CPU as well, where transformers unpacks them."""
+    place = folder / "model.safetensors"
+    tensors = load_file(place)
+    ODD[said](tensors)
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(whole, place, metadata={"format": "pt"})
+    with pytest.raises(ModelNotFound, match=said):
         _load(folder)
 
 

@@ -69,7 +69,12 @@ from manyhands.model.parallel.cuts import Cutting
 from manyhands.model.parallel.reading import read_part
 from manyhands.model.quantised.block_scales import read_block_scales
 from manyhands.model.quantised.mxfp4 import is_mxfp4, keeps_mxfp4, stacks_for_mxfp4
-from manyhands.model.quantised.packed_checkpoint import Layout, load_mxfp4, load_packed
+from manyhands.model.quantised.packed_checkpoint import (
+    Layout,
+    check_mxfp4,
+    load_mxfp4,
+    load_packed,
+)
 from manyhands.model.quantised.packing import read_packing
 from manyhands.model.quantised.quantise import (
     KINDS,
@@ -307,6 +312,8 @@ def _network(
         )
     if keeps_experts and cutting is None:
         return _place(load_mxfp4(name, config, device=device, dtype=dtype), device, kind)
+    if is_mxfp4(config) and Path(name).is_dir() and (headers := read_headers(Path(name))):
+        check_mxfp4(name, headers)
     if cutting is not None:
         renamed = _INSIDE if may_be_inside(config) else {}
         part, unknown = read_part(
