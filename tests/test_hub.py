@@ -169,13 +169,13 @@ def test_without_a_network_the_hub_is_asked_once_and_not_again(
     with pytest.raises(ModelNotFound, match=r"cannot be reached: .*not known") as caught:
         file_of("no/such", WORDS)
     assert "check the network" in (caught.value.hint or "")
-    assert len(no_network) == 1
+    assert len(no_network) == 2, "the network may have come up"
     file_of("some/model", WORDS)
-    assert len(no_network) == 2, "whoever was told so may have mended it"
+    assert len(no_network) == 3, "whoever was told so may have mended it"
     assert not is_offline_mode(), "the user's own choice stays"
     hub._reach.asked -= 61
     file_of("some/model", WORDS)
-    assert len(no_network) == 3, "after a minute it may be there again"
+    assert len(no_network) == 4, "after a minute it may be there again"
 
 
 def test_a_model_that_is_kept_is_loaded_whole_without_a_network(
@@ -306,6 +306,26 @@ def test_whoever_was_told_that_the_hub_is_away_may_try_again(
     for _ in range(3):
         file_of("some/model", WORDS)
     assert len(no_network) == 3, "of what is kept the answer is believed for a minute"
+
+
+def test_a_network_that_has_come_up_is_found_for_a_model_that_is_not_kept(
+    no_network: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(tmp_path / "cache", "some/model", {"config.json": "{}"})
+    assert file_of("some/model", WORDS) is None
+    assert len(no_network) == 1
+    monkeypatch.setattr(hub, "_why_unreachable", lambda: None)
+    may_ask: list[bool] = []
+
+    def fetch(model: str, file: str) -> str:
+        may_ask.append(not is_offline_mode())
+        return str(tmp_path / "fetched")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
+    file_of("another/model", WORDS)
+    monkeypatch.setattr(hub, "_why_unreachable", lambda: pytest.fail("looked for again"))
+    file_of("another/model", WORDS)
+    assert may_ask == [True, True]
 
 
 def test_threads_keep_the_hub_shut_for_each_other(no_network: list[str]) -> None:

@@ -193,9 +193,10 @@ class _Reach:
     def __init__(self) -> None:
         self._one_thread = threading.Lock()
 
-    def look(self) -> str | None:
-        """The reason, asked for at most once in `_KNOWN_SECONDS`, and without a second try."""
-        if time.monotonic() - self.asked > _KNOWN_SECONDS:
+    def look(self, *, anew: bool = False) -> str | None:
+        """The reason, asked for at most once in `_KNOWN_SECONDS`, and without a second try; `anew`: no reason is believed."""
+        is_old = time.monotonic() - self.asked > _KNOWN_SECONDS
+        if is_old or (anew and self.reason is not None):
             self.reason, self.asked = _why_unreachable(), time.monotonic()
         return self.reason
 
@@ -204,12 +205,15 @@ class _Reach:
         with self._one_thread:
             self.asked = float("-inf")
 
-    def shut(self) -> bool:
-        """Keep huggingface_hub from asking, if it cannot reach the hub and its user has not forbidden it anyway; whether it is kept."""
+    def shut(self, *, anew: bool = False) -> bool:
+        """Keep huggingface_hub from asking, if it cannot reach the hub and its user has not forbidden it anyway; whether it is kept.
+
+        See `look` for `anew`.
+        """
         from huggingface_hub import constants
 
         with self._one_thread:
-            if not self.num_inside and (constants.HF_HUB_OFFLINE or self.look() is None):
+            if not self.num_inside and (constants.HF_HUB_OFFLINE or self.look(anew=anew) is None):
                 return False
             constants.HF_HUB_OFFLINE = True
             self.num_inside += 1
@@ -267,18 +271,30 @@ def _check_client() -> None:
         return
 
 
+def _is_kept(model: str) -> bool:
+    """Whether the configuration of a model on the hub is kept here, or there can be no such model."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return isinstance(try_to_load_from_cache(model, "config.json"), str)
+    except HFValidationError:
+        return True
+
+
 @contextmanager
 def within_reach(model: str) -> Iterator[None]:
     """Inside, a hub that cannot be reached is asked nothing about `model`: what is kept here is found at once.
 
     Without this, a model that is kept on a machine without a network takes two minutes to be found. A folder or a file is
-    no question to the hub. Raises ModelNotFound where nothing can be asked for a proxy's sake, not even of what is kept.
+    no question to the hub. What is kept is found whether the network has come up meanwhile or not; for a model that is not, the way is
+    looked at anew. Raises ModelNotFound where nothing can be asked for a proxy's sake, not even of what is kept.
     """
     if is_local(model):
         yield
         return
     _check_client()
-    if not _reach.shut():
+    if not _reach.shut(anew=not _is_kept(model)):
         yield
         return
     try:

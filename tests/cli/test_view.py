@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import urllib.error
 import urllib.request
+from http.client import HTTPResponse
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,14 @@ def test_view_serves_the_run_as_far_as_it_is(saved: Path) -> None:
             with pytest.raises(urllib.error.HTTPError, match="400"):
                 urllib.request.urlopen(evil, timeout=10)
             port = address.rsplit(":", 1)[1].strip("/")
+            for name, status in (("127.0.0.1", 200), ("evil.example", 400)):
+                target = f"GET http://{name}:{port}/ HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                with socket.create_connection(("127.0.0.1", int(port)), timeout=10) as client:
+                    client.sendall(target.encode())
+                    client.shutdown(socket.SHUT_WR)
+                    answer = HTTPResponse(client)
+                    answer.begin()
+                    assert answer.status == status
             other = subprocess.run([*command, "--port", port], capture_output=True, text=True)
             assert other.returncode == 2
             assert f"port {port} at 127.0.0.1 cannot be taken" in other.stderr

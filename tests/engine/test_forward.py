@@ -548,3 +548,27 @@ def test_a_run_of_another_engine_is_named() -> None:
             ask([run])  # type: ignore[list-item]
     assert not run.done
     assert [answer.text for answer in other.run_all([run])]  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("fuse", ["off", "on"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_network_that_its_owner_converts_is_read_no_more(fuse: str, dtype: torch.dtype) -> None:
+    """Memory and recordings are of what it was; what it is again is read on."""
+    network: Any = tiny_models()["llama"]()
+    engine = Engine.load(network, memory_tokens=64, fuse=fuse)
+    own = Block()
+    engine.forward(Step([Row(View([own]), (1, 2, 3))]))
+    network.to("cpu")
+    (before,) = engine.forward(Step([Row(View([Block()]), (1, 2, 3))]))
+    network.to(dtype)
+    said = f"is {dtype} on cpu now, and the engine was made for torch.float32 on cpu"
+    with pytest.raises(InvalidRequest, match=said) as caught:
+        engine.forward(Step([Row(View([own]), (4,))]))
+    assert caught.value.hint == "undo that, or make a new engine of it"
+    assert own.tokens == [1, 2, 3]
+    for seen in (engine.executor.run, engine.executor.go_on):
+        with pytest.raises(InvalidRequest, match=said):
+            seen(None, ())  # type: ignore[arg-type, call-arg]  # nothing is looked at before
+    network.to(torch.float32)
+    (after,) = engine.forward(Step([Row(View([Block()]), (1, 2, 3))]))
+    assert float((after - before).abs().max()) < (0.5 if dtype == torch.bfloat16 else 1e-6)

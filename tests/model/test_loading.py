@@ -38,6 +38,7 @@ from manyhands.errors import (
 )
 from manyhands.model import devices
 from manyhands.model.adapter import ModelAdapter
+from manyhands.model.configuration import check_sizes
 from manyhands.model.devices import resolve_device, resolve_dtype
 from manyhands.model.loading import _config, _pretrained, load_adapter
 from manyhands.model.quiet import quiet
@@ -765,3 +766,16 @@ def test_folders_of_settings(name: str, tmp_path: Path) -> None:
         with pytest.raises(InvalidRequest, match=f"{name} is of type {type(wrong).__name__}"):
             ModelSettings(**{name: wrong})
     assert getattr(ModelSettings(**{name: tmp_path}), name) == str(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen3_moe", "deepseek_v3", "llama4_text"])
+@pytest.mark.parametrize("odd", [-1, 0, 1000])
+def test_a_token_goes_through_experts_that_there_are(name: str, odd: int) -> None:
+    """Otherwise a pass ended in an error of torch's, or a block gave nothing."""
+    config: Any = deepcopy(ZOO[name]().config)
+    check_sizes(name, config)
+    config.num_experts_per_tok = odd
+    with pytest.raises(
+        UnsupportedModel, match=f"num_experts_per_tok is {odd}; expected 1 to [0-9]+,"
+    ):
+        check_sizes(name, config)

@@ -5,7 +5,7 @@ The oracle is transformers' own function that unpacks them, and the modelling co
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as hf
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -27,9 +26,8 @@ from manyhands.model.fusion import fuse_modules
 from manyhands.model.loading import load_adapter
 from manyhands.model.quantised import mxfp4
 from manyhands.model.quantised.mxfp4 import PARTS, PRODUCTS, Mxfp4Stack, is_mxfp4, keeps_mxfp4
-from manyhands.model.quiet import quiet
 from manyhands.model.self_test import exact_attention
-from tests.model.families_zoo import tiny_models
+from tests.model.mxfp4_files import published, write
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 from manyhands.model.kernels import copies
@@ -53,19 +51,6 @@ def _same_numbers() -> None:
     torch.manual_seed(0)
 
 
-def _published(experts: int, hidden: int, width: int) -> dict[str, Tensor]:
-    """Tensors of a checkpoint with random bits; scales from far apart."""
-    found = {}
-    for name, (outputs, inputs) in zip(
-        PRODUCTS, ((2 * width, hidden), (hidden, width)), strict=True
-    ):
-        lead = (experts, outputs)
-        found[f"{name}_blocks"] = torch.randint(0, 256, (*lead, inputs // 32, 16)).to(torch.uint8)
-        found[f"{name}_scales"] = torch.randint(116, 127, (*lead, inputs // 32)).to(torch.uint8)
-        found[f"{name}_bias"] = torch.randn(lead).bfloat16()
-    return found
-
-
 def _stack_of(experts: int, hidden: int, width: int) -> Any:
     return SimpleNamespace(
         num_experts=experts,
@@ -77,7 +62,7 @@ def _stack_of(experts: int, hidden: int, width: int) -> Any:
 
 
 def _made(*sizes: int) -> tuple[Mxfp4Stack, dict[str, Tensor]]:
-    found = _published(*sizes)
+    found = published(*sizes)
     return Mxfp4Stack.published(_stack_of(*sizes), found, torch.bfloat16), found
 
 
@@ -120,7 +105,7 @@ def test_all_bits_and_all_scales_that_can_be_kept() -> None:
 
 
 def test_a_scale_that_is_too_large_is_named() -> None:
-    found = _published(*SIZES)
+    found = published(*SIZES)
     found["down_proj_scales"][3, 2, 1] = 255
     with pytest.raises(UnsupportedModel, match="that is no number") as caught:
         Mxfp4Stack.published(_stack_of(*SIZES), found, torch.bfloat16)
@@ -143,7 +128,7 @@ def test_a_scale_that_is_too_large_is_named() -> None:
     ],
 )
 def test_odd_tensors_are_named(name: str, change: Any, message: str) -> None:
-    found = _published(*SIZES)
+    found = published(*SIZES)
     found[name] = change(found[name])
     with pytest.raises(UnsupportedModel, match=message):
         Mxfp4Stack.published(_stack_of(*SIZES), found, torch.bfloat16)
@@ -262,7 +247,7 @@ def test_inputs_that_lie_apart() -> None:
 
 def test_published_tensors_that_are_views_of_more() -> None:
     """As the parts that ranks read of a file are."""
-    found = _published(*SIZES)
+    found = published(*SIZES)
     x, index, shares = _asked(6, 2)
     stack = _stack_of(*SIZES)
     expected = _run(Mxfp4Stack.published(stack, found, torch.bfloat16).to(DEVICE), x, index, shares)
@@ -322,25 +307,7 @@ def test_the_layer_takes_any_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A tiny gpt-oss with experts of random bits."""
-    with quiet():
-        config = tiny_models()["gpt_oss"]().config
-        config.hidden_size, config.intermediate_size = 64, 32
-        config.dtype = "bfloat16"
-        model = hf.GptOssForCausalLM(config).to(torch.bfloat16)
-        model.save_pretrained(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    experts = config.num_local_experts
-    for layer in range(config.num_hidden_layers):
-        place = f"model.layers.{layer}.mlp.experts."
-        for name, tensor in _published(experts, 64, 32).items():
-            tensors[place + name] = tensor
-        for name in PRODUCTS:
-            del tensors[place + name]
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    place = tmp_path / "config.json"
-    packing = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-    place.write_text(json.dumps(json.loads(place.read_text()) | {"quantization_config": packing}))
-    return tmp_path
+    return write(tmp_path)
 
 
 @pytest.fixture
@@ -462,6 +429,43 @@ def test_a_missing_tensor_is_named(folder: Path, part: str) -> None:
     del tensors[lost]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelNotFound, match=lost):
+        _load(folder)
+
+
+def _without(part: str) -> Callable[[dict[str, Tensor]], None]:
+    return lambda tensors: tensors.__delitem__(INSIDE + part)
+
+
+def _changed(part: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], None]:
+    return lambda tensors: tensors.update({INSIDE + part: change(tensors[INSIDE + part])})
+
+
+INSIDE = "model.layers.1.mlp.experts."
+ODD: dict[str, Callable[[dict[str, Tensor]], None]] = {
+    "no weights for .*gate_up_proj_blocks": _without("gate_up_proj_blocks"),
+    "no weights for .*down_proj_scales": _without("down_proj_scales"),
+    "no weights for .*down_proj_bias": _without("down_proj_bias"),
+    r"of F32, not U8 \(.*gate_up_proj_blocks": _changed("gate_up_proj_blocks", lambda x: x / 3),
+    r"of BF16, not U8 \(.*down_proj_scales": _changed("down_proj_scales", Tensor.bfloat16),
+    r"not floating-point ones \(.*bias: I64": _changed("down_proj_bias", Tensor.long),
+    "are not those of their blocks: .*gate_up": _changed("gate_up_proj_scales", lambda x: x[:3]),
+    "are not those of their blocks: .*down": _changed("down_proj_blocks", lambda x: x.flatten(2)),
+    "a scale that is no number": _changed("down_proj_scales", lambda x: x | 255),
+    "the weights of .*gate_up_proj twice": lambda tensors: tensors.update(
+        {f"{INSIDE}gate_up_proj": torch.zeros(4, 64, 64)}
+    ),
+}
+
+
+@pytest.mark.parametrize("said", ODD)
+def test_what_would_be_unpacked_to_other_numbers_is_named(folder: Path, said: str) -> None:
+    """On a CPU as well, where transformers unpacks them."""
+    place = folder / "model.safetensors"
+    tensors = load_file(place)
+    ODD[said](tensors)
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(whole, place, metadata={"format": "pt"})
+    with pytest.raises(ModelNotFound, match=said):
         _load(folder)
 
 

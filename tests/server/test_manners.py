@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -425,6 +426,135 @@ def test_a_client_that_leaves_before_its_answer_ends_its_run(slow: House) -> Non
         httpx2.post(f"{slow.url}{CHAT}", json=body(max_tokens=1900), timeout=0.3)
     assert soon(lambda: not slow.front.runs.live)
     assert slow.num_pages_used() == 0
+
+
+def request(house: House, path: str, given: Any = None, version: str = "1.1") -> bytes:
+    """One request, as its bytes: GET, or POST of what is given."""
+    host = house.url.removeprefix("http://")
+    content = b"" if given is None else json.dumps(given).encode()
+    lines = [f"{'GET' if given is None else 'POST'} {path} HTTP/{version}", f"Host: {host}"]
+    if given is not None:
+        lines += ["Content-Type: application/json", f"Content-Length: {len(content)}"]
+    return "\r\n".join((*lines, "", "")).encode() + content
+
+
+def read_to_the_end(client: socket.socket) -> bytes:
+    found = b""
+    while piece := client.recv(65536):
+        found += piece
+    return found
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_shuts_its_own_side_reads_its_answer(
+    slow: House, stream: bool, waits: bool
+) -> None:
+    """At once or while the answer is made, and the connection ends behind it."""
+    asked = body(stream=stream, temperature=0, max_tokens=40)
+    with connected(slow) as client:
+        client.sendall(request(slow, CHAT, asked))
+        if waits:
+            time.sleep(10 * SLOW)
+        client.shutdown(socket.SHUT_WR)
+        found = read_to_the_end(client)
+    assert (b"100 Continue" in found) != (stream and waits)
+    final = found[found.index(b"HTTP/1.1 200 OK") :]
+    headers, _, content = final.partition(b"\r\n\r\n")
+    if stream:
+        assert b"chunked" in headers
+        assert content.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    else:
+        assert json.loads(content)["usage"]["completion_tokens"] == 40
+    assert soon(lambda: not slow.front.runs.live)
+
+
+def test_an_interim_answer_disturbs_no_common_client(slow: House) -> None:
+    """The words that are sent to a client that has shut its side, as Python's own client reads them."""
+    with connected(slow) as client:
+        client.sendall(request(slow, CHAT, body(max_tokens=60)))
+        client.shutdown(socket.SHUT_WR)
+        answer = HTTPResponse(client)
+        answer.begin()
+        assert answer.status == 200
+        assert json.loads(answer.read())["usage"]["completion_tokens"] == 60
+
+
+def test_requests_in_one_piece_are_all_answered_to_a_client_that_sends_no_more(slow: House) -> None:
+    asked = request(slow, CHAT, body(max_tokens=20))
+    cut = request(slow, CHAT, body(max_tokens=20))[:-1]
+    for pieces, num_answers in (((asked, asked, asked), 3), ((asked, cut), 1)):
+        with connected(slow) as client:
+            client.sendall(b"".join(pieces))
+            client.shutdown(socket.SHUT_WR)
+            assert read_to_the_end(client).count(b"HTTP/1.1 200 OK") == num_answers
+    assert soon(lambda: not slow.front.runs.live)
+
+
+def test_half_a_request_of_a_client_that_sends_no_more_is_not_waited_for(slow: House) -> None:
+    whole = request(slow, CHAT, body())
+    for part in (b"", whole[:20], whole[:-1]):
+        begun = time.monotonic()
+        with connected(slow) as client:
+            client.sendall(part)
+            client.shutdown(socket.SHUT_WR)
+            assert read_to_the_end(client) == b""
+        assert time.monotonic() - begun < 5  # of the 30 that a request may take
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_a_client_that_is_gone_is_told_from_one_that_reads_on(slow: House, version: str) -> None:
+    client = connected(slow)
+    client.sendall(request(slow, CHAT, body(max_tokens=1900), version))
+    assert soon(lambda: len(slow.front.runs.live) == 1)
+    client.shutdown(socket.SHUT_WR)
+    if version == "1.1":
+        time.sleep(0.5)  # it may leave later, too
+        assert len(slow.front.runs.live) == 1
+    client.close()
+    begun = time.monotonic()
+    assert soon(lambda: not slow.front.runs.live)
+    assert time.monotonic() - begun < 3  # of the 19 that the run takes
+
+
+TARGETS = {
+    "http://{}/v1/models": 200,
+    "HTTP://{}/v1/models": 200,
+    "https://{}/v1/models?a=b": 200,
+    "http://{}/v1/models/dice": 200,
+    "http://{}/v1/models/%64ice": 200,
+    "http://{}": 200,
+    "http://{}?a": 200,
+    "http://{}/v1/nothing": 404,
+    "http://evil.example/v1/models": 403,
+    "http:///v1/models": 400,
+    "http://": 400,
+    "http://somebody@{}/v1/models": 400,
+    "ftp://{}/v1/models": 404,
+    "*": 404,
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_targets_as_proxies_are_asked_for_them(slow: House, target: str) -> None:
+    """RFC 9112, section 3.2.2: they are accepted, and the header Host does not count then."""
+    host = slow.url.removeprefix("http://")
+    for said in (host, "somewhere.example"):
+        lines = f"GET {target.format(host)} HTTP/1.1\r\nHost: {said}\r\nConnection: close\r\n\r\n"
+        is_absolute = target.lower().startswith("http")
+        expected = TARGETS[target] if said == host or is_absolute else 403
+        assert raw(slow, lines.encode())[0] == expected
+
+
+def test_a_page_is_of_the_site_of_the_target(slow: House) -> None:
+    """A foreign page does not become ours by a header Host of its own."""
+    host = slow.url.removeprefix("http://")
+    content = json.dumps(body()).encode()
+    for origin, status in ((f"http://{host}", 200), ("http://evil.example", 403)):
+        lines = [f"POST http://{host}{CHAT} HTTP/1.1", "Host: evil.example", f"Origin: {origin}"]
+        lines += ["Content-Type: application/json", f"Content-Length: {len(content)}"]
+        lines += ["Connection: close", "", ""]
+        assert raw(slow, "\r\n".join(lines).encode() + content)[0] == status
 
 
 def test_a_stream_is_in_chunks_for_those_who_know_chunks(slow: House) -> None:

@@ -361,6 +361,8 @@ class LocalExecutor:
             states=self.states,
         )
         self.weights = Weights(adapter.device)
+        self._first_weight = next(adapter.model.parameters())
+        self._weights_were = _place_of(self._first_weight)
         self._kept: Tensor | None = None  # logits [D, V] of the tokens that were drafted last
         # Of the pass that was begun ahead: gives its outcome, and makes the rest of it where its head alone was begun.
         self._begun: Callable[[], PassOutcome] | None = None
@@ -432,6 +434,7 @@ class LocalExecutor:
         ahead: Ahead | None = None,
     ) -> tuple[int, ...]:
         """See `Executor.run`."""
+        self._check_place()
         self._drop_begun()
         outcome = self.passes.run(plan, targets)
         if plan.num_drafted is not None:
@@ -466,6 +469,7 @@ class LocalExecutor:
         ahead: Ahead | None = None,
     ) -> tuple[int, ...]:
         """See `Executor.go_on`."""
+        self._check_place()
         begun, self._begun = self._begun, None
         assert begun is not None, "only what was begun goes on"
         outcome = begun()
@@ -481,6 +485,17 @@ class LocalExecutor:
         if not self._begin(chosen, ahead) and lookahead and not num_in_vain:
             self.passes.look_ahead(chosen)
         return self._arrived(chosen)
+
+    def _check_place(self) -> None:
+        """Raise InvalidRequest where the network's owner has moved or converted it: memory and recordings are of what it was."""
+        now = _place_of(self._first_weight)
+        if now != self._weights_were:
+            (device, dtype), (was_on, was) = now, self._weights_were
+            raise InvalidRequest(
+                f"the network of this engine was moved or converted: it is {dtype} on {device} now, and the engine was "
+                f"made for {was} on {was_on}",
+                hint="undo that, or make a new engine of it",
+            )
 
     def _begin(self, chosen: Chosen, ahead: Ahead | None) -> bool:
         """Begin the pass that `ahead` gives, behind all that chooses these tokens; whether there was one."""
@@ -563,6 +578,7 @@ class LocalExecutor:
     @torch.inference_mode()
     def logits(self, plan: Plan) -> Tensor:
         """See `Executor.logits`."""
+        self._check_place()
         # A recorded pass writes its logits to the same place again.
         self._drop_begun()
         return self.passes.run(plan).logits.clone()
@@ -583,6 +599,7 @@ class LocalExecutor:
         states: Kept | None = None,
     ) -> None:
         """See `Executor.write_keys`."""
+        self._check_place()
         self.passes.settle()
         kept, targets = torch.as_tensor(tokens, device=self.adapter.device), self._at(places)
 
@@ -613,6 +630,7 @@ class LocalExecutor:
     @torch.inference_mode()
     def replay(self, merged: Merged, rows: Sequence[int] | None = None) -> Tensor:
         """See `Executor.replay`."""
+        self._check_place()
         self.passes.settle()
         return replay_logits(self.adapter, merged, rows)
 
@@ -663,6 +681,11 @@ class LocalExecutor:
             return back.rotations.rotate(keys, store.rope).to(own), values.to(own)
 
         return find
+
+
+def _place_of(weight: Tensor) -> tuple[torch.device, torch.dtype]:
+    """Where a weight lies, and of which numbers it is."""
+    return weight.device, weight.dtype
 
 
 def made_up(adapter: ModelAdapter, layer: int, num_tokens: int, seed: int) -> tuple[Tensor, Tensor]:

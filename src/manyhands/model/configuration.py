@@ -39,6 +39,8 @@ _COUNTS = (
     "num_local_experts",
     "n_routed_experts",
 )
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_CHOSEN = ("num_experts_per_tok", "top_k_experts")  # experts of a token
 _MOST_MODULES = 4096
 _POSITIVE = ("rope_theta", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
 REPAIR = "download config.json again, or repair it"
@@ -55,6 +57,16 @@ def check_sizes(name: str, config: Any) -> None:
                 f"{_LARGEST:,}",
                 hint=REPAIR,
             )
+    counts = [size for field in _EXPERTS for size in values_of(config, field)]
+    experts = [size for size in counts if isinstance(size, int) and size > 0]
+    for field in _CHOSEN:
+        for size in values_of(config, field):
+            if experts and isinstance(size, int) and not 1 <= size <= min(experts):
+                raise UnsupportedModel(
+                    f"the configuration of {name!r} cannot be used: {field} is {size!r}; expected 1 to "
+                    f"{min(experts)}, as many as a layer has",
+                    hint=REPAIR,
+                )
     entry = getattr(config, "quantization_config", None)
     if entry is not None and not (isinstance(entry, dict) or hasattr(entry, "to_dict")):
         raise UnsupportedModel(

@@ -29,7 +29,7 @@ import sys
 import types
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, NoReturn, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,7 @@ from manyhands.model.products import fuse_mlps, join_qkv, shared_weights
 from manyhands.model.quantised.w4a16 import Int4Linear
 from manyhands.model.quiet import quiet
 from manyhands.model.ropes import attention_factors, rotary_module
+from manyhands.model.saving import refuse_to_save
 from manyhands.model.self_test import BREAKS, deviation, exact_attention, tiny_network, tiny_tokens
 from manyhands.model.settings import Fuse
 from manyhands.model.skinny import SkinnyLinear, fuse_linears
@@ -279,20 +280,11 @@ def _replace(adapter: ModelAdapter, *, sure: bool, hands_over: bool = False) -> 
             f"a twin of {adapter.config.model_type!r} disagreed: only safe fused modules were made"
         )
     model.requires_grad_(False)
-    for name in ("save_pretrained", "push_to_hub", "add_adapter", "load_adapter"):
-        setattr(model, name, _refuse)
+    refuse_to_save(model, is_fused=True)
     nothing = torch.empty(0, device=adapter.device, dtype=adapter.dtype)
     tool = "triton" if kernels.usable(nothing) else "torch"
     return FuseReport(
         products, norms, joins, gates, rotation=rotation, kernels=tool, left=tuple(left)
-    )
-
-
-def _refuse(*_: Any, **__: Any) -> NoReturn:
-    raise InvalidRequest(
-        "this network cannot be saved, trained or given adapters: parts of it were replaced by "
-        "faster ones that are for inference only",
-        hint='load it with fuse="off"',
     )
 
 

@@ -69,7 +69,12 @@ from manyhands.model.parallel.cuts import Cutting
 from manyhands.model.parallel.reading import read_part
 from manyhands.model.quantised.block_scales import read_block_scales
 from manyhands.model.quantised.mxfp4 import is_mxfp4, keeps_mxfp4, stacks_for_mxfp4
-from manyhands.model.quantised.packed_checkpoint import Layout, load_mxfp4, load_packed
+from manyhands.model.quantised.packed_checkpoint import (
+    Layout,
+    check_mxfp4,
+    load_mxfp4,
+    load_packed,
+)
 from manyhands.model.quantised.packing import read_packing
 from manyhands.model.quantised.quantise import (
     KINDS,
@@ -78,6 +83,7 @@ from manyhands.model.quantised.quantise import (
     round_to_fp16,
 )
 from manyhands.model.quiet import quiet
+from manyhands.model.saving import refuse_to_save
 from manyhands.model.self_test import self_test
 from manyhands.model.settings import Weights
 from manyhands.model.unlisted import enter
@@ -178,6 +184,7 @@ def load_adapter(
             if _is_halved(found, wanted, place, precision):
                 round_to_fp16(network)
         adapter = ModelAdapter(network, name=str(model), context=context, family=family)
+        refuse_to_save(network)
     for note in notes:
         warnings.warn(note, stacklevel=2)
     return adapter, tokenizer
@@ -305,6 +312,8 @@ def _network(
         )
     if keeps_experts and cutting is None:
         return _place(load_mxfp4(name, config, device=device, dtype=dtype), device, kind)
+    if is_mxfp4(config) and Path(name).is_dir() and (headers := read_headers(Path(name))):
+        check_mxfp4(name, headers)
     if cutting is not None:
         renamed = _INSIDE if may_be_inside(config) else {}
         part, unknown = read_part(
@@ -387,6 +396,7 @@ def _adopt(
             setattr(model, _ROUNDED_TO, quantise)
         if adapted is not None:
             merge_lora(model, adapted)
+        refuse_to_save(model)
         return ModelAdapter(model, context=context, family=family)
 
 
@@ -475,7 +485,7 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, notes: list[str]) ->
     if is_mxfp4(config):
         for _, stack in stacks_for_mxfp4(model):
             stack.to(dtype)  # older versions leave what they unpacked in bfloat16
-    if "key_mapping" in special:
+    if special:
         vars(model).pop("_weight_conversions", None)  # or saving would turn the names back
     loaded: PreTrainedModel = model
     return loaded

@@ -12,6 +12,9 @@ What uvicorn leaves to a proxy in front of it:
 - An answer that comes before its request has: a body that is too large, a wrong key, headers that are too long. A connection that is
   closed while its client sends is reset, and the answer thrown away unread. So this side of it ends, and what still comes is
   taken and forgotten, for as long as a request may take to arrive.
+- A client that shuts its own side behind a whole request, and reads on, as HTTP/1.1 allows. One that is gone looks the same until
+  something is sent to it: it answers with a reset, and what is sent next fails. So before an answer begins `100 Continue` is
+  sent, which every client passes over, and again. HTTP/1.0 knows no such words; there a side that is shut is a client that is gone.
 
 Pieces of a stream may be written past the layers of ASGI and h11, which look at each of them again: `piece_writer`, in the
 state of every request too. What that saves stands in docs/log.md.
@@ -33,6 +36,9 @@ from manyhands.server.failures import Refusal
 
 # States of a client that has sent all that its connection is for; one in another state may still send.
 _SENDS_NO_MORE = frozenset({h11.IDLE, h11.DONE, h11.MUST_CLOSE, h11.CLOSED})
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+# Seconds from the first such words to the next, and at most between any two: each wait is twice the one before.
+_FIRST_WAIT, _LONGEST_WAIT = 0.1, 10.0
 
 
 class _Transport:
@@ -96,6 +102,8 @@ class Connection(H11Protocol):
         }
         super().__init__(config, server_state, {**app_state, **own}, _loop)
         self._patience: asyncio.TimerHandle | None = None
+        self._looking: asyncio.TimerHandle | None = None
+        self._is_half_shut = False  # by the client
         self._is_over = False  # the server ends
         self._had_room = True  # when it was made
 
@@ -164,6 +172,36 @@ class Connection(H11Protocol):
             super().data_received(data)
             self._look_at_patience()
 
+    def eof_received(self) -> bool:  # type: ignore[override]  # as asyncio has it
+        """The client sends no more; whether the connection stays, since it may read what it has asked for."""
+        self._is_half_shut = True
+        if not self._is_owed:
+            return False
+        self._look_for_client(_FIRST_WAIT)
+        return True
+
+    @property
+    def _is_owed(self) -> bool:
+        """Whether a client that sends no more has sent all of a request that is being answered."""
+        is_read = self.conn.their_state in _SENDS_NO_MORE and self.conn.their_http_version == b"1.1"
+        return is_read and self.is_answering and not self._own.lingers
+
+    def _look_for_client(self, wait: float) -> None:
+        """Send words that mean nothing until the answer begins: to a client that is gone they cannot be sent twice."""
+        self._look_no_more()
+        if self.is_answering and not self.cycle.response_started and not self._own.is_closing():
+            self._own.write(_CONTINUE)
+            longer = min(2 * wait, _LONGEST_WAIT)
+            self._looking = self.loop.call_later(wait, self._look_for_client, longer)
+
+    def on_response_complete(self) -> None:
+        """The next request that has come already is answered; a client that sends no more has none else."""
+        super().on_response_complete()
+        if self._is_half_shut and self._is_owed:
+            self._look_for_client(_FIRST_WAIT)
+        elif self._is_half_shut:
+            self._own.close()
+
     def _look_at_patience(self) -> None:
         if self._own.lingers:
             return
@@ -176,6 +214,7 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone."""
         self._lose_patience()
+        self._look_no_more()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
@@ -189,6 +228,11 @@ class Connection(H11Protocol):
         )
         self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         self.transport.close()
+
+    def _look_no_more(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
 
     def _lose_patience(self) -> None:
         if self._patience is not None:

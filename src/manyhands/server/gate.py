@@ -1,5 +1,6 @@
 """The gate: what every request passes before any route sees it, and every answer behind it.
 
+    the target    `GET http://host/path`, as proxies are asked, is the path, and the host is that of the target
     a name        `X-Request-Id` comes in or is made, and goes out; the log line has it
     the crowd     one connection too many is told to come back, but for `OPEN`: a busy server is no dead one
     the host      on loopback only its own names, so that no foreign name points a browser here (DNS rebinding)
@@ -22,6 +23,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -34,6 +36,7 @@ LOG = logging.getLogger("manyhands.server")
 OPEN = frozenset({"/health"})  # routes that need no key, besides the page's own files
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_ABSOLUTE = re.compile(rb"https?://([^/]*)(.*)", re.IGNORECASE | re.DOTALL)
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
@@ -78,6 +81,7 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        is_target_right = take_absolute(scope)
         headers = _Headers(scope)
         name = headers.get(b"x-request-id").decode("latin-1")
         name = name if _NAME.fullmatch(name) else f"req_{uuid.uuid4().hex[:24]}"
@@ -87,6 +91,8 @@ class Gate:
         answer = _Answer(send, name)
         begun = time.perf_counter()
         try:
+            if not is_target_right:
+                raise Refusal(400, "the request's target names no host", code="bad_http")
             state["owner"] = self._let_in(scope, headers)
             await self.app(scope, body.receive, answer.send)
         except Refusal as refusal:
@@ -187,6 +193,21 @@ class Gate:
                 **state["log"],
             }
             LOG.info("request", extra={"line": line})
+
+
+def take_absolute(scope: Scope) -> bool:
+    """Put the path and the host of an absolute target (RFC 9112, section 3.2.2) where those of others stand; whether it has any host.
+
+    Its host counts, whatever the header Host says.
+    """
+    found = _ABSOLUTE.fullmatch(scope.get("raw_path") or b"")
+    if found is None:
+        return True
+    host, path = found[1], found[2] or b"/"
+    others = [pair for pair in scope["headers"] if pair[0] != b"host"]
+    scope["headers"] = [(b"host", host), *others]
+    scope["raw_path"], scope["path"] = path, unquote(path.decode("latin-1"))
+    return bool(host) and b"@" not in host
 
 
 class _Headers:

@@ -122,7 +122,10 @@ def serve_page(make: Callable[[], str], port: int, ready: Callable[[str], None])
         from starlette.requests import Request
         from starlette.responses import Response
         from starlette.routing import Route
+        from starlette.types import Receive, Scope, Send
 
+        from manyhands.server.connection import Connection
+        from manyhands.server.gate import take_absolute
         from manyhands.server.process import Place, listening
     except ImportError as error:
         raise InvalidRequest(
@@ -133,10 +136,17 @@ def serve_page(make: Callable[[], str], port: int, ready: Callable[[str], None])
     def page(request: Request) -> Response:
         return Response(make(), media_type=HTML, headers=_HEADERS)
 
-    app = Starlette(routes=[Route("/", page)])
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[LOOPBACK, "localhost"])
+    routed = Starlette(routes=[Route("/", page)])
+    routed.add_middleware(TrustedHostMiddleware, allowed_hosts=[LOOPBACK, "localhost"])
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        take_absolute(scope)  # one without a host is refused by its name
+        await routed(scope, receive, send)
+
     with listening(Place(LOOPBACK, port)) as bound:
         ready(f"http://{LOOPBACK}:{bound.getsockname()[1]}/")
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+        server = uvicorn.Server(
+            uvicorn.Config(app, http=Connection, ws="none", log_level="warning", lifespan="off")
+        )
         with suppress(KeyboardInterrupt):  # which is how it ends
             server.run(sockets=[bound])

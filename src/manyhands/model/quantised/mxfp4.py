@@ -40,7 +40,7 @@ _MOVES = ((6, 7, 8, 15), (0, 1, 2, 9), (26, 27, 28, 3), (4, 5, 30, 13))
 _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _LARGEST = 128  # of a scale: what its factor can say
 _BIAS = 127
-_NO_NUMBER = 255  # said by a scale
+NO_NUMBER = 255  # said by a scale
 _SPREAD = 2.93  # of numbers whose bits are random
 _AGAIN = "download the checkpoint again"
 _HINT = f'{_AGAIN}, or unpack it: quantise="none"'
@@ -261,7 +261,7 @@ def _turned(words: Tensor, by: int) -> Tensor:
 def factors_of(scales: Tensor) -> Tensor:
     """The factors int32 [E, N / 64, K / 32, 16] of scales [E, N, K / 32]. UnsupportedModel for a scale that is too large."""
     largest = int(scales.max())
-    if largest == _NO_NUMBER:
+    if largest == NO_NUMBER:
         raise UnsupportedModel("experts in mxfp4 have a scale that is no number", hint=_AGAIN)
     if largest > _LARGEST:
         raise UnsupportedModel(

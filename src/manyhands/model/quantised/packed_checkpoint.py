@@ -21,14 +21,22 @@ from transformers.modeling_utils import PreTrainedModel
 
 from manyhands.errors import UnsupportedModel
 from manyhands.hub import damaged, in_short, incomplete
-from manyhands.model.checkpoint import weights_files, weights_folder
+from manyhands.model.checkpoint import PLAIN_DTYPES, TensorHeader, weights_files, weights_folder
 from manyhands.model.devices import too_small
 from manyhands.model.dummy import bare_model, mend_buffers
 from manyhands.model.parallel.cuts import Cutting
 from manyhands.model.quantised.linear import Quantised
-from manyhands.model.quantised.mxfp4 import PARTS, PRODUCTS, Mxfp4Stack, stacks_for_mxfp4
+from manyhands.model.quantised.mxfp4 import (
+    NO_NUMBER,
+    PARTS,
+    PRODUCTS,
+    Mxfp4Stack,
+    stacks_for_mxfp4,
+)
+from manyhands.model.quantised.w4a16 import STEP
 
 _NOT_NEEDED = ("rotary_emb.inv_freq", "self_attn.masked_bias")  # buffers of old checkpoints
+_MXFP4_PARTS = ("_blocks", "_scales")  # how names of packed experts end
 _PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -106,6 +114,38 @@ def load_mxfp4(
         raise too_small(device, name) from error
     ready: PreTrainedModel = model.train(False)
     return ready
+
+
+def check_mxfp4(name: str, headers: Mapping[str, TensorHeader]) -> None:
+    """Raise ModelNotFound for experts in mxfp4 that transformers would unpack to other numbers, or name in a report alone.
+
+    It takes any numbers for bytes, a scale that is none, and of weights that are there twice the ordinary ones.
+    """
+    weights = {key.rpartition("_")[0] for key in headers if key.endswith(_MXFP4_PARTS)}
+    for weight in sorted(weights):
+        if weight in headers:
+            raise damaged(name, f"the weights of {weight} twice, packed and as ordinary numbers")
+        for key in (weight + part for part in _MXFP4_PARTS):
+            if key not in headers:
+                raise damaged(name, f"no weights for {key}")
+            if headers[key].dtype != "U8":
+                raise damaged(name, f"experts in mxfp4 of {headers[key].dtype}, not U8 ({key})")
+        blocks, scales = (headers[weight + part].shape for part in _MXFP4_PARTS)
+        if blocks != (*scales, STEP // 2):
+            raise damaged(
+                name,
+                f"experts in mxfp4 whose scales are not those of their blocks: {weight} has blocks {list(blocks)} and "
+                f"scales {list(scales)}",
+            )
+    odd = {key: each.dtype for key, each in headers.items() if each.dtype not in PLAIN_DTYPES}
+    for key, dtype in sorted(odd.items()):
+        if not key.endswith(_MXFP4_PARTS):
+            raise damaged(name, f"numbers that are not floating-point ones ({key}: {dtype})")
+    with _opened(name, torch.device("cpu")) as tensors:
+        for key in sorted(weight + _MXFP4_PARTS[1] for weight in weights):
+            scale = tensors[key].get_tensor(key)
+            if scale.numel() and int(scale.max()) == NO_NUMBER:
+                raise damaged(name, f"experts in mxfp4 with a scale that is no number ({key})")
 
 
 @contextmanager
