@@ -161,7 +161,9 @@ class _Run(StrandsRun):
             if titles:
                 yield from self._close(written, titles)
                 return [] if self.finish_reason else titles[: self.settings.max_points]
-            if self.thinking and not self.watched.thinking:  # no outline in it; perhaps in the reply
+            if (
+                self.thinking and not self.watched.thinking
+            ):  # no outline in it; perhaps in the reply
                 yield from self.say(written.removeprefix(self.inserted))
                 written = self.inserted = ""
                 first = writer.num_tokens

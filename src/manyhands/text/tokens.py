@@ -312,9 +312,7 @@ class Text:
     def _replying(self) -> Text:
         """The same words where the model is not to think."""
         effort = self._switches.get(_EFFORT)
-        return Text(
-            self.tokenizer, self.eos, thinking=False, effort=effort, prompts=self.prompts
-        )
+        return Text(self.tokenizer, self.eos, thinking=False, effort=effort, prompts=self.prompts)
 
     def prefill(self, words: str) -> tuple[int, ...]:
         """The tokens that begin a reply behind a prompt, as they are fed: an open thinking is closed before it."""
