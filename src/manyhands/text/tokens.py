@@ -199,9 +199,16 @@ class Text:
             self._efforts[effort] = self._with_effort(effort)
         return self._efforts[effort]
 
+    @property
+    def reads_effort(self) -> bool:
+        """Whether the chat template is told how much to think."""
+        return _EFFORT in str(self.tokenizer.chat_template or "")
+
     def _with_effort(self, effort: str) -> Text:
+        if effort == self._switches.get(_EFFORT):
+            return self
         if effort != _NO_EFFORT:
-            if _EFFORT not in str(self.tokenizer.chat_template or ""):
+            if not self.reads_effort:
                 return self
             thinks = self._switches["thinking"]
             return Text(
