@@ -53,7 +53,7 @@ TEXT = harmony_text()
 
 
 def lines(*pieces: str) -> list[str | int | None]:
-    """What a writer says; marks in it are tokens of their own."""
+    """The tokens that a writer says; marks are tokens of their own."""
     return [token for piece in pieces for token in TEXT.markup(piece)]
 
 

@@ -71,7 +71,7 @@ class Prompt:
         return self.chat or self.thinking
 
     def watch(self, text: Text) -> ThinkingWatch:
-        """What tells thinking and reply apart in a completion."""
+        """A watch that tells thinking and reply apart in a completion."""
         return text.watch_thinking(self.thinking, is_message=self.is_message)
 
 

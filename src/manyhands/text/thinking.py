@@ -15,10 +15,7 @@ So the reply begins there with the mark behind the name of its channel, and what
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from manyhands.text.tokens import Text
+from typing import Final, Protocol
 
 _FINAL: Final = "final"
 _BETWEEN: Final = "\n\n"  # told between two messages that are thinking
@@ -79,18 +76,30 @@ THINKING: Final = (
 )
 
 
+class Vocabulary(Protocol):
+    """The protocol of a vocabulary: the part of a `Text` that is asked here."""
+
+    think_end: int | None
+    channels: tuple[int, ...]
+    eos: frozenset[int]
+    reply_end: frozenset[int]
+
+    def decode(self, tokens: list[int], /) -> str:
+        """Their text, without special tokens."""
+
+
 class ThinkingWatch:
     """Tells of each token of a text whether it is `thinking` behind it.
 
     `is_message`: the model answers, as its chat template has it. Any other text is told as it stands.
     """
 
-    def __init__(self, text: Text, thinking: bool, *, is_message: bool = True) -> None:
+    def __init__(self, text: Vocabulary, thinking: bool, *, is_message: bool = True) -> None:
         self.thinking = thinking
         self._text = text
         self._is_message = is_message
         self._text_mark = text.channels[-1] if text.channels and is_message else None
-        self._name: list[int] | None = None  # what stands before the text of a message, so far
+        self._name: list[int] | None = None  # the words before the text of a message, so far
         self._has_thought = False  # since the message before began
 
     @property

@@ -420,7 +420,7 @@ class Text:
         return self.encode("a")[-1]
 
     def watch_thinking(self, thinking: bool, *, is_message: bool = True) -> ThinkingWatch:
-        """What tells thinking and reply apart in a text that begins with a thinking, or without one."""
+        """A watch that tells thinking and reply apart in a text that begins with a thinking, or without one."""
         return ThinkingWatch(self, thinking, is_message=is_message)
 
     def hides(self, token: int) -> bool:
