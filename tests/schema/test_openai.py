@@ -390,6 +390,7 @@ def test_the_form_of_an_answer() -> None:
         "content": "Four.",
         "refusal": None,
         "reasoning_content": "2 + 2",
+        "reasoning": "2 + 2",
     }
     assert (second["index"], second["finish_reason"]) == (1, "length")
     assert "reasoning_content" not in second["message"]

@@ -28,6 +28,7 @@ from manyhands.server.front import Front
 from manyhands.server.keys import Keys
 from manyhands.server.limits import Limits
 from manyhands.server.process import Place, listening, serve
+from manyhands.text import Text
 from tests.strategies.driver import PROMPT, Dice, feed, small_text
 
 NAME = "dice"
@@ -108,6 +109,7 @@ def make_house(
     *,
     keys: tuple[str, ...] = (),
     max_events: int = 10_000,
+    text: Text = TEXT,
     **limits: Any,
 ) -> House:
     model = model or Model()
@@ -121,12 +123,12 @@ def make_house(
     )
     served = Served(
         NAME,
-        TEXT,
+        text,
         Prompts(team=PROMPT),
         context=2048,
         tree=PrefixTree(model.pool),
         limits=bounds,
-        vocabulary=len(TEXT.tokenizer),
+        vocabulary=len(text.tokenizer),
     )
     return House(model, Front(served, service, Keys(keys)))
 

@@ -387,7 +387,8 @@ def test_other_marks_and_a_thinking_model():
     assert [(s.worker, s.text) for s in answer.steps] == [
         (0, "hm."),
         (1, "one"),
-        (0, "soIt is  no."),
+        (0, "so"),
+        (0, "It is  no."),
     ]
 
 

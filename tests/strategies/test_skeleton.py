@@ -317,7 +317,8 @@ def test_an_outline_may_follow_the_thoughts() -> None:
     assert [e.name for e in played.of(WorkerJoined)] == ["wind", "sun"]
     assert played.answer.answer == "7"
     assert "Hm" not in played.answer.text
-    assert played.answer.steps[0].text == "Hm.\n\nHm1. wind\n2. sun"
+    assert [step.text for step in played.answer.steps[:2]] == ["Hm.\n\nHm", "1. wind\n2. sun"]
+    assert [e.step for e in played.of(StepEnded) if not e.worker] == [1, 2]  # type: ignore[attr-defined]
 
 
 def test_what_the_reply_begins_with_is_not_taken_for_the_opening() -> None:

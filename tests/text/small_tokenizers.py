@@ -23,6 +23,21 @@ SILENCED = REASONING.replace(
     "assistant\n{%",
     "assistant\n{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{%",
 )
+# A template of our own in the form of gpt-oss's: messages in channels, of earlier replies only the final one.
+HARMONY = (
+    "<|start|>system<|message|>Reasoning: {{ reasoning_effort or 'medium' }}<|end|>"
+    "{% for message in messages %}"
+    "{% if message.role == 'system' %}<|start|>developer<|message|># Instructions\n\n{{ message.content }}<|end|>"
+    "{% elif message.role == 'user' %}<|start|>user<|message|>{{ message.content }}<|end|>"
+    "{% else %}{% if message.thinking %}<|start|>assistant<|channel|>analysis<|message|>"
+    "{{ message.thinking }}<|end|>{% endif %}"
+    "<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+HARMONY_MARKS = [
+    *("<|return|>", "<|constrain|>", "<|channel|>", "<|start|>"),
+    *("<|end|>", "<|message|>", "<|call|>"),
+]
 
 
 @cache
@@ -45,6 +60,15 @@ def byte_level(template: str | None = CHATML, think: bool = True) -> PreTrainedT
         backend.add_tokens([AddedToken(mark, special=False) for mark in marks])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>")
     tokenizer.chat_template = template
+    return tokenizer
+
+
+def harmony() -> PreTrainedTokenizerFast:
+    """A tokenizer as gpt-oss has it, in small."""
+    backend = Tokenizer.from_str(_byte_level_json())
+    backend.add_special_tokens(["<|startoftext|>", "<|endoftext|>", *HARMONY_MARKS])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|return|>")
+    tokenizer.chat_template = HARMONY
     return tokenizer
 
 

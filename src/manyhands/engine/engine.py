@@ -54,7 +54,7 @@ from manyhands.engine.shelving import Shelving
 from manyhands.engine.speculation import Speculation
 from manyhands.errors import InvalidRequest
 from manyhands.model.adapter import ModelAdapter
-from manyhands.model.settings import ModelSettings
+from manyhands.model.settings import EFFORTS, ModelSettings
 from manyhands.native import build as native
 from manyhands.prompts.load import Prompts, brings_words, model_prompts
 from manyhands.replay.merged import Merged
@@ -113,8 +113,7 @@ class Engine:
         self.executor = executor
         self.text: Text | None = None
         if tokenizer is not None:
-            thinks = self.settings.thinking != "off"
-            self.text = Text(tokenizer, self.facts.eos_ids, thinking=thinks, prompts=self.prompts)
+            self.text = _text_of(tokenizer, self.facts, self.settings, self.prompts)
         self.pool = PagePool(
             self.facts.num_pages, self.facts.page_size, num_states=self.facts.num_states
         )
@@ -617,6 +616,20 @@ def _rows_of(merged: Merged, rows: Iterable[Any]) -> list[int]:
             hint="Leave them out to have all rows.",
         )
     return found
+
+
+def _text_of(tokenizer: Any, facts: ModelFacts, settings: ModelSettings, prompts: Prompts) -> Text:
+    """The words of a model. Raises InvalidRequest for an effort that its chat template is not told."""
+    effort = settings.thinking
+    text = Text(tokenizer, facts.eos_ids, thinking=effort != "off", prompts=prompts)
+    if effort not in EFFORTS:
+        return text
+    if not text.reads_effort:
+        raise InvalidRequest(
+            f"thinking is {effort!r}, and the chat template of this model is not told how much to think",
+            hint="choose on or off",
+        )
+    return text.at_effort(effort)
 
 
 def _check_undivided(choices: Mapping[str, Any]) -> None:

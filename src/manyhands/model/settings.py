@@ -19,7 +19,8 @@ from manyhands.schema.setting import check, setting
 Weights = Literal["auto", "dummy"]
 Quantise = Literal["auto", "none", "fp16", "fp8", "int4"]
 Fuse = Literal["auto", "on", "off"]
-Thinking = Literal["auto", "on", "off"]
+Thinking = Literal["auto", "on", "off", "low", "medium", "high"]
+EFFORTS = ("low", "medium", "high")  # of thinking
 KeyDtype = Literal["auto", "int8"]
 BACKENDS = ("triton", "torch", "reference")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -108,7 +109,8 @@ class ModelSettings:
     )
     thinking: Thinking = setting(
         "auto",
-        "Whether a reasoning model thinks before it replies: on (which is auto), or off.",
+        "Whether a reasoning model thinks before it replies: on (which is auto), off, or how much, where its chat "
+        "template is told so, as gpt-oss's is.",
         one_of=get_args(Thinking),
         panel=_MODEL,
     )

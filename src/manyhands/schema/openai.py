@@ -155,6 +155,7 @@ class Message(Shape):
     )
 
     name: Any = ignored("chat templates have no place for it")
+    reasoning: Any = ignored("chat templates leave earlier thinking out")
     reasoning_content: Any = ignored("chat templates leave earlier thinking out")
     refusal: Any = refused("no model here was taught to refuse", "")
     annotations: Any = refused("there is no search", [])
@@ -581,7 +582,7 @@ def choice(
         return {"index": index, "text": text, **end}
     message = {"role": "assistant", "content": text, "refusal": None}
     if thinking:
-        message["reasoning_content"] = thinking
+        message |= {"reasoning_content": thinking, "reasoning": thinking}  # clients differ
     return {"index": index, "message": message, **end}
 
 

@@ -209,12 +209,11 @@ class _PlainChunks:
     def __init__(self, front: Front, run: ServedRun, chunks: _Chunks) -> None:
         self._chunks, self._asked = chunks, run.asked
         self._is_chat = run.asked.url == CHAT
-        self._think_end = front.served.text.think_end
         assert run.asked.settings is not None, "plain decoding has its settings"
         samples = run.asked.settings.samples
-        self._thinking = [p.thinking for p in run.asked.prompts for _ in range(samples)]
-        self._ended: set[int] = set()
         self._text = front.served.text
+        self._watched = [p.watch(self._text) for p in run.asked.prompts for _ in range(samples)]
+        self._ended: set[int] = set()
         self._tells = run.asked.settings.choice.logprobs is not None
         self._spelled = [
             _Spelled(
@@ -229,7 +228,7 @@ class _PlainChunks:
         if not self._is_chat:
             return b""
         start = {"role": "assistant", "content": ""}
-        return b"".join(self._chunks.chunk(i, start) for i in range(len(self._thinking)))
+        return b"".join(self._chunks.chunk(i, start) for i in range(len(self._watched)))
 
     def of(self, moments: Iterable[Moment]) -> Iterator[bytes]:
         """Chunks of the text that was written, and of the choices that have ended."""
@@ -237,13 +236,13 @@ class _PlainChunks:
         for moment in moments:
             for event in moment.events:
                 if isinstance(event, TokenWritten):
-                    key = event.worker, self._thinking[event.worker]
+                    watched = self._watched[event.worker]
+                    key = event.worker, watched.thinking
                     if self._tells:
                         yield self._told(event)
                     elif event.text:
                         texts[key] = texts.get(key, "") + event.text
-                    if event.token == self._think_end:
-                        self._thinking[event.worker] = False
+                    watched.take(event.token)
                 elif isinstance(event, WorkerStopped):
                     yield from self._written(texts)
                     texts = {}
@@ -255,15 +254,15 @@ class _PlainChunks:
     def ending(self, answer: Answer) -> bytes:
         """The end of what was cut short."""
         delta: Any = {} if self._is_chat else ""
-        left = [index for index in range(len(self._thinking)) if index not in self._ended]
+        left = [index for index in range(len(self._watched)) if index not in self._ended]
         return b"".join(self._chunks.chunk(index, delta, "length") for index in left)
 
     def _told(self, event: TokenWritten) -> bytes:
         """One token with the logprobs that can be told by now. A message has those of its reply, without what ended it."""
-        index, thinking = event.worker, self._thinking[event.worker]
-        told = None
+        index, watched = event.worker, self._watched[event.worker]
+        thinking, told = watched.thinking, None
         if not (self._is_chat and thinking):
-            found = self._spelled[index].take(event, is_end=event.token in self._text.eos)
+            found = self._spelled[index].take(event, is_end=event.token in watched.ends)
             told = logprobs(self._asked.url, found) if found else None
         delta: Any = event.text
         if self._is_chat and thinking:

@@ -12,11 +12,12 @@ from manyhands.strategies.account import Account
 from manyhands.strategies.base import Answer
 from manyhands.strategies.events import TokenWritten, WorkerStopped
 from manyhands.strategies.shared_prefix import Completion, Completions
+from manyhands.text import Text, ThinkingWatch
 
 CUT_SHORT = "interrupted"  # the finish reason of such an answer, as on the command line
 
 
-def partial_answer(asked: Asked, handle: Handle, think_end: int | None) -> Answer | None:
+def partial_answer(asked: Asked, handle: Handle, text: Text) -> Answer | None:
     """The text that the run has written up to now; None where there is none, or its beginning is not kept."""
     moments, missed = handle.moments(0)
     events = [event for moment in moments for event in moment.events]
@@ -29,12 +30,10 @@ def partial_answer(asked: Asked, handle: Handle, think_end: int | None) -> Answe
         return account.so_far(CUT_SHORT, moments[-1].num_passes)
     assert asked.settings is not None, "a request asks for a method, or for plain decoding"
     samples = asked.settings.samples
-    told = [
-        _Sample(prompt.thinking) for prompt in asked.prompts for _ in range(asked.settings.samples)
-    ]
+    told = [_Sample(prompt.watch(text)) for prompt in asked.prompts for _ in range(samples)]
     for event in events:
         if isinstance(event, TokenWritten):
-            told[event.worker].take(event, think_end)
+            told[event.worker].take(event)
         elif isinstance(event, WorkerStopped):
             told[event.worker].reason = event.reason
     completions = tuple(
@@ -53,18 +52,21 @@ def partial_answer(asked: Asked, handle: Handle, think_end: int | None) -> Answe
 class _Sample:
     """One sample as its events tell it."""
 
-    def __init__(self, thinking: bool) -> None:
-        self.thinking = thinking
+    def __init__(self, watched: ThinkingWatch) -> None:
+        self.watched = watched
+        self.num_thought = 0  # tokens
         self.texts = {True: "", False: ""}
         self.tokens: list[int] = []
         self.reason = "length"
 
-    def take(self, event: TokenWritten, think_end: int | None) -> None:
-        self.texts[self.thinking] += event.text
+    def take(self, event: TokenWritten) -> None:
+        is_thought = self.watched.thinking
+        self.texts[is_thought] += event.text
         self.tokens.append(event.token)
-        if event.token == think_end:
-            self.thinking = False
+        self.num_thought += is_thought
+        self.watched.take(event.token)
 
     def completion(self, prompt: int, sample: int) -> Completion:
         text, thought = self.texts[False], self.texts[True].strip()
-        return Completion(prompt, sample, text, thought, tuple(self.tokens), self.reason)
+        told = text, thought, tuple(self.tokens), self.reason, self.num_thought
+        return Completion(prompt, sample, *told)

@@ -140,12 +140,11 @@ class _Output:
 
     def __init__(self, front: Front, run: ServedRun, knows_agents: bool) -> None:
         self._run, self._knows_agents = run, knows_agents
-        self._think_end = front.served.text.think_end
         self._id = f"resp_{uuid.uuid4().hex}"
         self._number = 0
         self._items: list[_Item] = []
         spec, asked = run.asked.spec, run.asked
-        self._thinking = bool(asked.prompts and asked.prompts[0].thinking)
+        self._watched = asked.prompts[0].watch(front.served.text) if asked.prompts else None
         self._teller = (
             None if spec is None else Teller(spec.names, solo=spec.method.solo, labels=False)
         )
@@ -188,10 +187,10 @@ class _Output:
     def _happened(self, event: Event) -> Iterator[_Sent]:
         if self._teller is None:
             if isinstance(event, TokenWritten):
+                assert self._watched is not None, "plain decoding has its prompt"
                 if event.text:
-                    yield from self._grow(Told(event.text, 0 if self._thinking else None))
-                if event.token == self._think_end:
-                    self._thinking = False
+                    yield from self._grow(Told(event.text, 0 if self._watched.thinking else None))
+                self._watched.take(event.token)
             return
         for piece in self._teller.take(event):
             yield from self._grow(piece)

@@ -30,6 +30,7 @@ from manyhands.server.records import (
 from manyhands.server.usage import usage_of
 from manyhands.strategies.base import Answer
 from manyhands.strategies.run_spec import RunSpec
+from manyhands.text import Text
 
 
 @dataclass(eq=False)
@@ -43,8 +44,8 @@ class ServedRun:
     owner: str
     handle: Handle
     model: str
+    text: Text
     id: str | None = None
-    think_end: int | None = None  # the token that ends a thinking
     request_id: str | None = None  # of the request that began it
     created: int = field(default_factory=lambda: int(time.time()))
     trace: list[Line] = field(default_factory=list)
@@ -116,7 +117,7 @@ class ServedRun:
         except ServiceStopped as error:
             answer = None
             if error.__cause__ is None:
-                answer = partial_answer(self.asked, self.handle, self.think_end)
+                answer = partial_answer(self.asked, self.handle, self.text)
             return answer, None if answer is not None else failure_of(error)
         except Exception as error:
             return None, failure_of(error)
@@ -178,10 +179,8 @@ class Runs:
             deadline=self.served.limits.run_seconds,
             lifecycle=is_method,
         )
-        text = self.served.text
-        run = ServedRun(
-            asked, owner, handle, self.served.name, name, think_end=text.think_end, trace=trace
-        )
+        told = self.served.name, self.served.text, name
+        run = ServedRun(asked, owner, handle, *told, trace=trace)
         self.live.add(run)
         if name is not None:
             self._known[name] = run

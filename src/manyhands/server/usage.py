@@ -23,6 +23,7 @@ def usage_of(asked: Asked, answer: Answer | None, handle: Handle) -> dict[str, A
     cached = 0 if answer is None else sum(answer.found)
     if isinstance(answer, Completions):
         written = sum(answer.tokens)
+        thought = sum(each.thinking_tokens for each in answer.completions)
     elif answer is not None:
         thought = _thought(asked, answer, written)
     return {

@@ -161,7 +161,7 @@ class _Run(BudgetedRun):
             self.opening.append(Row(View(before), header))
         reply, thoughts = Block("reply"), Block("thoughts")
         self.writers = [
-            self.new_writer("writer", ends=text.eos),
+            self.new_writer("writer", ends=text.reply_end),
             self.new_writer("thinker"),
         ]
         for_writer, for_thinker = (
@@ -218,7 +218,7 @@ class _Run(BudgetedRun):
                 yield TokenWritten(self.passes, THINKER, token, piece, logprobs)
                 yield from self._thought(piece)
             else:
-                certain = self._certain(role.take(token, self.text.eos))
+                certain = self._certain(role.take(token, self.text.reply_end))
                 yield TokenWritten(self.passes, WRITER, token, certain, logprobs)
                 yield from self._written(certain)
         if is_probe and self.is_thinking and tokens[-1] == self.yes:
@@ -232,7 +232,7 @@ class _Run(BudgetedRun):
         row = role.writer.row()
         if role is self.thinker or not self.is_thinking:
             return row
-        forbidden = row.choice.forbidden | self.text.eos
+        forbidden = row.choice.forbidden | self.text.reply_end
         return replace(row, choice=replace(row.choice, forbidden=forbidden))
 
     def _probe(self) -> Row:
@@ -363,7 +363,7 @@ class _Run(BudgetedRun):
             tokens = yield Step((*rows, self._row(role)))
             assert isinstance(tokens, tuple), "a step is answered with one token per row"
             rows = []
-            yield from self._say(self._certain(role.take(tokens[-1], self.text.eos)))
+            yield from self._say(self._certain(role.take(tokens[-1], self.text.reply_end)))
             if writer.stopped or self.stopped_at is not None:
                 break
 

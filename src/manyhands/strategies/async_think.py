@@ -74,7 +74,9 @@ class _Worker(WorkerStrand):
         told = (writer.name, fork.query, writer, (end,), (), message)
         super().__init__(worker, *told, first_pass, max_tokens)
         self.number = fork.number
-        self.is_thinking = writer.vocabulary.thinking
+        assert writer.thinking is not None, "a worker thinks, or replies"
+        self.watched = writer.thinking
+        self.is_thinking = self.watched.thinking
         self.num_thought = 0  # characters of its text that are thoughts
 
     def opening_tokens(self, text: Text, opening: str) -> tuple[int, ...]:
@@ -83,13 +85,12 @@ class _Worker(WorkerStrand):
 
     def read(self, token: int, turn_end: frozenset[int]) -> str:
         """Take a token. In thoughts no mark is looked for, and their end is not the end."""
-        words = self.writer.vocabulary
         if not self.is_thinking:
-            return super().read(token, words.eos)
-        piece = self.take(token, words.eos)
+            return super().read(token, turn_end)
+        piece = self.take(token, turn_end)
         self.text += piece
         self.num_joined += 1
-        if token == words.think_end:
+        if not self.watched.thinking:
             self.is_thinking, self.num_thought = False, len(self.text)
         if self.writer.stopped:
             self.finish("stopped")
@@ -147,7 +148,7 @@ class _Run(StrandsRun):
         told = self.logprobs
         first = len(rows)
         for worker, token, logprobs in zip(workers, tokens[first:], told[first:], strict=True):
-            piece = worker.read(token, self.text.eos)
+            piece = worker.read(token, worker.writer.ends)
             yield TokenWritten(self.passes, worker.worker, token, piece, logprobs)
             yield from self._look_at(worker)
         if is_main:
@@ -195,7 +196,8 @@ class _Run(StrandsRun):
             return
         number = num_forks + 1
         choice, seed = settings.choice, settings.seed
-        writer = Writer(self.text, choice, seed, f"worker {number}", ends=self.text.eos)
+        watched = self.text.watch_thinking(self.text.thinking)
+        writer = Writer(self.text, choice, seed, f"worker {number}", thinking=watched)
         end, first_pass = self.prompt.result_end, self.passes + 1
         worker = _Worker(number, fork, writer, message, end, first_pass, most)
         self.live.append(worker)

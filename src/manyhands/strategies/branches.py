@@ -270,12 +270,11 @@ class _Run(ForkRun[_Branch]):
             if is_over or self.finish_reason:
                 break
             (token,) = yield from self.forward([writer.row()])
-            reader.push(strand.take(token, self.text.eos))
+            reader.push(strand.take(token, writer.ends))
             strand.suspected = (strand.suspected or "") + strand.newest
             title_size += 1
             yield TokenWritten(self.passes, 0, token, "", *self.logprobs)
-            if token == self.text.think_end:
-                self.thinking = False
+            self.thinking = self.watched.thinking
         self.reader, self.titles = None, []
         if not titles:
             yield from self._take_back(reader)

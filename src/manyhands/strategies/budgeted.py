@@ -56,7 +56,7 @@ from manyhands.strategies.events import AnswerFound, Event, Snapshot, TokenWritt
 from manyhands.strategies.scene import Scene
 from manyhands.strategies.settings import Settings, checked_context
 from manyhands.strategies.writer import Writer
-from manyhands.text import Text
+from manyhands.text import Text, ThinkingWatch
 from manyhands.text.stops import StopWatch
 
 
@@ -120,13 +120,15 @@ class BudgetedRun(CountedRun):
         feed: tuple[int, ...] = (),
         *,
         ends: frozenset[int] | None = None,
+        thinking: ThinkingWatch | None = None,
     ) -> Writer:
         """A writer with the run's choice and seed, at the end of `view`. Its draws depend on its name.
 
-        `ends`: what ends its text, see Writer.
+        `ends` and `thinking` say what ends its text, see Writer.
         """
         choice, seed = self.settings.choice, self.settings.seed
-        writer = Writer(self.text, choice, seed, name, ends=ends, watch=self.settings.end.watch)
+        watch = self.settings.end.watch
+        writer = Writer(self.text, choice, seed, name, ends=ends, thinking=thinking, watch=watch)
         if view is not None:
             writer.begin_step(view, feed)
         return writer

@@ -103,7 +103,9 @@ class Ending:
         self.is_cut = True  # it is closed where the total is spent
         for _ in range(self.settings.end.reply_tokens):
             token = yield from self._pass(scene, writer)
-            yield from self._say(self._stop.push(writer.read(token, self.text.eos)), forward_pass)
+            yield from self._say(
+                self._stop.push(writer.read(token, self.text.reply_end)), forward_pass
+            )
             if writer.stopped or self.stopped_at is not None:
                 self.is_cut = False
                 break

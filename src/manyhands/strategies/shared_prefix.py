@@ -48,7 +48,7 @@ from manyhands.strategies.leasing import take_lease
 from manyhands.strategies.own_words import own_words
 from manyhands.strategies.settings import SharedSettings, check_tree, checked_context, or_usual
 from manyhands.strategies.writer import Writer
-from manyhands.text import Text
+from manyhands.text import Text, ThinkingWatch
 from manyhands.text.grammar import Matcher
 from manyhands.text.markers import MarkerWatch
 from manyhands.text.stream import in_front
@@ -64,6 +64,15 @@ class Prompt:
     tokens: tuple[int, ...]
     thinking: bool = False
     chat: bool = False
+
+    @property
+    def is_message(self) -> bool:
+        """Whether what is written is a message of the model, and no text as it stands."""
+        return self.chat or self.thinking
+
+    def watch(self, text: Text) -> ThinkingWatch:
+        """A watch that tells thinking and reply apart in a completion."""
+        return text.watch_thinking(self.thinking, is_message=self.is_message)
 
 
 Told = tuple[tuple[int, Logprobs | None], ...]
@@ -183,17 +192,18 @@ class _Sample:
         matcher: Matcher | None,
     ) -> None:
         self.prompt, self.number = index
+        self._is_message = prompt.is_message
+        self.watched = prompt.watch(text)
         self.writer = Writer(
             text,
             settings.choice,
             settings.seed,
             f"sample {self.number}",
             prompt=prompt.tokens,
-            ends=text.eos,
+            thinking=self.watched,
         )
         self.writer.name = f"prompt {self.prompt}, sample {self.number}"
         self.thinking = prompt.thinking
-        self._is_message = prompt.chat or prompt.thinking
         self._in_front = () if self._is_message else in_front(text, prompt.tokens)
         self.tokens: list[int] = []
         self.thinking_tokens = 0
@@ -205,7 +215,6 @@ class _Sample:
         self._min_tokens = settings.choice.min_tokens
         self._tells = settings.choice.logprobs is not None
         self._watch = MarkerWatch(settings.stop)
-        self._text = text
         self._max_tokens = settings.max_tokens
 
     def begin(self, path: tuple[Block, ...], unshared: tuple[int, ...]) -> None:
@@ -221,12 +230,12 @@ class _Sample:
         mask = self._matcher.mask()
         if len(self.tokens) < self._min_tokens:
             # Where the grammar allows nothing but an end, it comes before its time.
-            mask = _without(mask, self._text.eos) or mask
+            mask = _without(mask, self.watched.ends) or mask
         return replace(row, choice=replace(row.choice, mask=mask, forbidden=frozenset()))
 
     def read(self, token: int, context: int | None, told: Logprobs | None = None) -> str:
         """Take a token, and what was told of it; return the text that is certain by now."""
-        piece = self.writer.read(token, self._text.eos)
+        piece = self.writer.read(token, self.watched.ends)
         may_stop = self.writer.stopped or len(self.tokens) >= self._min_tokens
         certain = self._watch.push(piece) if may_stop else piece
         if not self.writer.stopped:
@@ -244,10 +253,8 @@ class _Sample:
         if self._is_message and not self.thinking and not self.texts[False]:
             certain = certain.lstrip()
         self.texts[self.thinking] += certain
-        if token == self._text.think_end:
-            if self.thinking:
-                self.thinking_tokens = len(self.tokens)
-            self.thinking = False
+        if self.thinking and not self.watched.thinking:
+            self.thinking_tokens, self.thinking = len(self.tokens), False
         return certain
 
     def _is_whole(self, token: int) -> bool:

@@ -148,7 +148,7 @@ class _Run(StrandsRun):
         yield StepBegun(0, 0, 1, written)
         while True:
             (token,) = yield from self.forward([writer.row()])
-            certain = strand.read(token, self.text.eos)
+            certain = strand.read(token, writer.ends)
             if writer.stopped:
                 certain += strand.watch.pending
             is_over = writer.stopped or strand.watch.found is not None
@@ -161,10 +161,13 @@ class _Run(StrandsRun):
             if titles:
                 yield from self._close(written, titles)
                 return [] if self.finish_reason else titles[: self.settings.max_points]
-            if token == self.text.think_end:  # no outline in the thinking; perhaps in the reply
+            if (
+                self.thinking and not self.watched.thinking
+            ):  # no outline in it; perhaps in the reply
                 yield from self.say(written.removeprefix(self.inserted))
                 written = self.inserted = ""
-                first, self.thinking = writer.num_tokens, False
+                first = writer.num_tokens
+                yield from self.end_thinking()
             self.check_room()
             is_too_long = writer.num_tokens >= first + self.settings.outline_tokens
             if writer.stopped or self.finish_reason or is_too_long:
@@ -189,7 +192,7 @@ class _Run(StrandsRun):
         self.trunk, self.writer.stopped = Stretch(strand.view.items, unfed), False
         self._segment += written
         self.end_segment()
-        yield StepEnded(self.passes, 0, 1, written.strip())
+        yield StepEnded(self.passes, 0, self.num_segments, written.strip())
         headings = (self.prompt.heading(i, title) for i, title in enumerate(titles, 1))
         self.num_fixed += sum(len(self.text.encode(heading)) + SLACK for heading in headings)
         self.num_fixed += strand.view.num_tokens
@@ -263,7 +266,7 @@ class _Run(StrandsRun):
         yield from self.insert(self.cut(self.prompt.join))
         self.end_at_stop()
         self.begin_segment()
-        yield StepBegun(self.passes, 0, 2, self.prompt.join.strip())
+        yield StepBegun(self.passes, 0, self.num_segments + 1, self.prompt.join.strip())
 
     # -- the account -----------------------------------------------------------------------------
 

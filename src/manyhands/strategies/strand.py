@@ -26,6 +26,8 @@ from manyhands.strategies.events import (
     AnswerFound,
     Event,
     ReplyWritten,
+    StepBegun,
+    StepEnded,
     TokenWritten,
     WorkerStopped,
 )
@@ -212,11 +214,12 @@ class StrandRun(BudgetedRun):
         begun = text.encode(opening)
         prompt = text.conversation(asked) + begun
         self.marks = tuple(marks)
-        self.writer = self.new_writer(MAIN, ends=text.eos)
+        self.watched = text.watch_thinking(text.thinks(asked))
+        self.writer = self.new_writer(MAIN, thinking=self.watched)
         self.writers = [self.writer]
         self.strand = Strand(self.writer, marks, (self.prefill(prompt),), prompt[-1:])
         self.writer.follow(text.encode(asked.prefill) + begun)
-        self.thinking = text.thinks(asked)  # text written now is not for the user
+        self.thinking = self.watched.thinking  # text written now is not for the user
         self.said = ""  # all of it, thoughts included
         self.num_segments = 0  # steps of the main strand
         self._segment, self._first_pass = "", 1  # its text since the last one, and from when
@@ -240,13 +243,12 @@ class StrandRun(BudgetedRun):
 
     def read_on(self, token: int, told: Logprobs | None = None) -> Work[None]:
         """The strand's newest token, of which `told` was told, has been chosen."""
-        certain = self.cut(self.certain(self.strand.read(token, self.text.eos)))
+        certain = self.cut(self.certain(self.strand.read(token, self.writer.ends)))
         if self.writer.stopped:
             certain += self._stop.release()
         yield TokenWritten(self.passes, 0, token, certain, told)
         yield from self.say(certain)
-        if token == self.text.think_end:
-            self.thinking = False
+        yield from self.end_thinking()
         yield from self.look_around()
 
     def certain(self, piece: str) -> str:
@@ -312,6 +314,14 @@ class StrandRun(BudgetedRun):
             self.record(0, self.num_segments, body, self._first_pass)
         self.begin_segment()
         return body
+
+    def end_thinking(self) -> Generator[Event, None, None]:
+        """If the newest token has ended the thinking, that is a step, and the reply another."""
+        if self.thinking and not self.watched.thinking:
+            self.thinking = False
+            if said := self.end_segment():
+                yield StepEnded(self.passes, 0, self.num_segments, said)
+                yield StepBegun(self.passes, 0, self.num_segments + 1, "")
 
     def begin_segment(self) -> None:
         """The next step begins with the next pass."""

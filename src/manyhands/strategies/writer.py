@@ -14,7 +14,7 @@ from dataclasses import replace
 from manyhands.cache.block import Block
 from manyhands.cache.step import Choice, Row
 from manyhands.cache.view import View
-from manyhands.text import AnswerWatch, BoxWatch, StepEnd, StreamDecoder, Text
+from manyhands.text import AnswerWatch, BoxWatch, StepEnd, StreamDecoder, Text, ThinkingWatch
 
 
 def tokens_behind(text: Text, words: str) -> tuple[int, ...]:
@@ -33,7 +33,8 @@ class Writer:
 
     Penalties and a bias weigh on all that it writes, from its first token on, whatever view it stands in.
     Of what it reads, the tokens of `prompt` count for the repetition penalty. One of `ends` ends its text, and is
-    not chosen before `choice.min_tokens`; by default, what ends a turn. `watch` makes what finds answers, in `box`.
+    not chosen before `choice.min_tokens`; by default, what ends a turn, or what `thinking` says. That watches a text which
+    goes on behind its thinking, and leaves out what is neither. `watch` makes what finds answers, in `box`.
     """
 
     def __init__(
@@ -45,13 +46,15 @@ class Writer:
         *,
         prompt: Sequence[int] = (),
         ends: frozenset[int] | None = None,
+        thinking: ThinkingWatch | None = None,
         watch: Callable[[], AnswerWatch] = BoxWatch,
     ) -> None:
         self.name = name
         self.vocabulary = text
         self.tally = choice.tally(prompt)
         self.choice = choice if self.tally is None else choice.unweighed()
-        self.ends = text.turn_end if ends is None else ends
+        self.thinking = thinking
+        self._ends = text.turn_end if ends is None else ends
         self._watch = watch
         self.random = random.Random(f"{seed}/{name}")
         self.feed: tuple[int, ...] = ()
@@ -72,6 +75,11 @@ class Writer:
         self.step_tokens: list[int] = []
         self.box, self._step_end, self._decoder = self._next or self._readers()
         self._next = None
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """The tokens of which one ends its text, if it comes next."""
+        return self._ends if self.thinking is None else self.thinking.ends
 
     def prepare(self) -> None:
         """Make what reads the next step ahead."""
@@ -114,7 +122,8 @@ class Writer:
             if self.tally is not None:
                 self.tally.take(token)
             self.feed = self.unread = (token,)
-            piece = self._decoder.push(token)
+            told = None if self.thinking is None else self.thinking.take(token)
+            piece = self._decoder.push(token) if told is None else told
         self.step_text += piece
         return piece
 

@@ -4,6 +4,7 @@
     fewest.py      how many tokens a text has at least, before it is encoded
     templates.py   renders a chat template under limits, in a child process; jinja.py is its other side
     stream.py      `StreamDecoder`: tokens to text, one by one
+    thinking.py    `ThinkingWatch`: what is thinking, and what the reply
     steps.py       `StepEnd`: is the worker's paragraph, and with it the step, complete?
     markers.py     `MarkerWatch`: the marks of a parallel block
     stops.py       `StopWatch`: a text ends where a stop text would begin
@@ -20,6 +21,7 @@ from manyhands.text.clean import MAX_PROBLEM_CHARS, clean_problem, printable
 from manyhands.text.code import AnswerWatch, CodeWatch, answer_in
 from manyhands.text.steps import StepEnd
 from manyhands.text.stream import StreamDecoder
+from manyhands.text.thinking import ThinkingWatch
 from manyhands.text.tokens import Text, Tokenizer
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "StepEnd",
     "StreamDecoder",
     "Text",
+    "ThinkingWatch",
     "Tokenizer",
     "answer_in",
     "boxed_answer",

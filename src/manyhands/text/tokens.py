@@ -26,7 +26,6 @@ import json
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from itertools import groupby
 from typing import Any, Protocol
@@ -37,6 +36,7 @@ from manyhands.schema.setting import in_brief
 from manyhands.text.clean import well_formed
 from manyhands.text.fewest import fewest_tokens, shares
 from manyhands.text.templates import TemplateFailed, render
+from manyhands.text.thinking import THINKING, ThinkingMarks, ThinkingWatch
 
 _MESSAGE = "TheUserMessageStandsHere"  # stands in the rendered template for the user's message
 _REPAIR = "repair `chat_template` in the model's folder or use another model"
@@ -96,31 +96,6 @@ class Tokenizer(Protocol):
         """The tokens that templates may call by name, as `eos_token`."""
 
 
-@dataclass(frozen=True)
-class _Thinking:
-    """How a family of reasoning models marks its thinking."""
-
-    mark: str  # its template contains this
-    opens: str
-    closes: str  # one token in its vocabulary, and the end of a thinking turn
-    replies: str = ""  # after `closes`, before the reply
-
-    def is_open_in(self, prompt: str) -> bool:
-        return prompt.rfind(self.mark) > prompt.rfind(self.closes)
-
-
-_THINKING = (
-    _Thinking("<think>", "<think>\n", "</think>"),
-    _Thinking("[THINK]", "[THINK]", "[/THINK]"),
-    _Thinking(
-        "<|channel|>analysis",
-        "<|channel|>analysis<|message|>",
-        "<|end|>",
-        "<|start|>assistant<|channel|>final<|message|>",
-    ),
-)
-
-
 _EFFORT, _NO_EFFORT = "reasoning_effort", "none"  # as OpenAI's API and templates have them
 # Of transformers' tokenizers in Rust: the methods that decode and encode, and the modules that define them.
 _DECODING = {
@@ -138,7 +113,8 @@ class Text:
 
     `eos` holds the ids that end a turn in generation (the tokenizer's and those of `eos_ids`, from
     the generation config), `think_end` the id that closes the thinking if the vocabulary has one,
-    and `turn_end` all of these. `thinking` says whether `chat_prompt` leaves a thinking open; `effort` is
+    and `turn_end` all of these. `reply_end` ends a reply: that is `eos`, and where a model writes `channels`, also what
+    begins or ends a message. `thinking` says whether `chat_prompt` leaves a thinking open; `effort` is
     the value of a template's `reasoning_effort`. `prompts` are the words that the model was trained with
     (`prompts.load.Prompts`), which methods speak where they are given none; None: not known.
     """
@@ -182,14 +158,17 @@ class Text:
         self._controls: frozenset[int] = frozenset(controls - {self._unknown})
         self._thinking = habit = self._habit(ids)
         self.think_end: int | None = ids[habit.closes] if habit else None
-        thoughts = {ids[mark] for h in _THINKING for mark in (h.mark, h.closes) if mark in ids}
-        self._hidden = special | thoughts
-        self.eos: frozenset[int] = frozenset({tokenizer.eos_token_id, *eos_ids} - {None})
-        self.turn_end = self.eos | (set() if self.think_end is None else {self.think_end})
+        self.channels = tuple(ids[mark] for mark in habit.channels) if habit else ()
+        thoughts = {ids[mark] for h in THINKING for mark in (h.mark, h.closes) if mark in ids}
+        self._hidden = special | thoughts | set(self.channels)
+        ends = {ids[mark] for mark in habit.ends if mark in ids} if habit else set()
+        self.eos: frozenset[int] = frozenset({tokenizer.eos_token_id, *eos_ids, *ends} - {None})
+        self.reply_end = self.eos.union(self.channels[:-1])
+        self.turn_end = self.reply_end | (set() if self.think_end is None else {self.think_end})
         self._lead = self._leading_blank()
         self._frame: tuple[str, ...] = ()  # the template around the user's message
         self.thinking = False
-        self._opens = ""  # added to a rendered prompt, so that the thinking is open
+        self._opens = ""  # added to a rendered prompt, so that the thinking is open, or the reply
         self._switches: dict[str, Any] = {"enable_thinking": thinking, "thinking": thinking}
         if effort is not None:
             self._switches[_EFFORT] = effort
@@ -198,7 +177,7 @@ class Text:
         self._last_long: tuple[str, tuple[int, ...]] = "", ()
         if tokenizer.chat_template:
             self._frame, self.thinking = self._render(habit, thinking)
-        self._closing = self._raw(habit.closes + habit.replies) if habit and self.thinking else ()
+        self._closing = self._raw(habit.closing) if habit and self.thinking else ()
 
     @cached_property
     def vocabulary(self) -> str:
@@ -220,9 +199,16 @@ class Text:
             self._efforts[effort] = self._with_effort(effort)
         return self._efforts[effort]
 
+    @property
+    def reads_effort(self) -> bool:
+        """Whether the chat template is told how much to think."""
+        return _EFFORT in str(self.tokenizer.chat_template or "")
+
     def _with_effort(self, effort: str) -> Text:
+        if effort == self._switches.get(_EFFORT):
+            return self
         if effort != _NO_EFFORT:
-            if _EFFORT not in str(self.tokenizer.chat_template or ""):
+            if not self.reads_effort:
                 return self
             thinks = self._switches["thinking"]
             return Text(
@@ -278,6 +264,8 @@ class Text:
         where the template does not take this order of roles, or no system message, and for what is no conversation.
         """
         asked = conversation_of(asked)
+        if asked.prefill and self.thinking and self.channels:
+            return self._replying.conversation(asked)  # no message of thinking is begun
         if not asked.earlier:
             tokens = self.chat_prompt(asked.problem)
         elif self._frame and not self.tells_roles:
@@ -327,6 +315,12 @@ class Text:
         backend: Any = self.tokenizer
         return shares(backend.backend_tokenizer, self.tokenizer.get_vocab(), _byte_names())
 
+    @cached_property
+    def _replying(self) -> Text:
+        """The same words where the model is not to think."""
+        effort = self._switches.get(_EFFORT)
+        return Text(self.tokenizer, self.eos, thinking=False, effort=effort, prompts=self.prompts)
+
     def prefill(self, words: str) -> tuple[int, ...]:
         """The tokens that begin a reply behind a prompt, as they are fed: an open thinking is closed before it."""
         if not words:
@@ -340,11 +334,7 @@ class Text:
 
     def without_thinking(self, reply: str) -> str:
         """A reply less the thinking before it, if that is spelled out in this model's marks."""
-        habit = self._thinking
-        if habit is None or habit.closes not in reply:
-            return reply
-        said = reply.rpartition(habit.closes)[2]
-        return said.removeprefix(habit.replies).lstrip()
+        return reply if self._thinking is None else self._thinking.cut_out(reply)
 
     @cached_property
     def tells_roles(self) -> bool:
@@ -379,6 +369,8 @@ class Text:
         before, _, after = _well_formed(template).partition("{think_end}")
         if not self._closing:
             return self.encode(before + after)
+        if self.channels:  # a message has no blanks around its text
+            before, after = before.rstrip(), after.lstrip()
         return self.encode(before) + self._closing + self.encode(after)
 
     # -- tokens to text ------------------------------------------------------------------------
@@ -427,20 +419,24 @@ class Text:
     def _letter(self) -> int:
         return self.encode("a")[-1]
 
+    def watch_thinking(self, thinking: bool, *, is_message: bool = True) -> ThinkingWatch:
+        """A watch that tells thinking and reply apart in a text that begins with a thinking, or without one."""
+        return ThinkingWatch(self, thinking, is_message=is_message)
+
     def hides(self, token: int) -> bool:
         """Whether `decode` leaves this token out."""
         return token in self._hidden
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _habit(self, ids: dict[str, int]) -> _Thinking | None:
+    def _habit(self, ids: dict[str, int]) -> ThinkingMarks | None:
         """The thinking marks of this model: those of its template, or else of its vocabulary."""
-        known = [habit for habit in _THINKING if habit.closes in ids]
+        known = [habit for habit in THINKING if ids.keys() >= {habit.closes, *habit.channels}]
         template = str(self.tokenizer.chat_template or "")
         used = [habit for habit in known if habit.mark in template]
         return next(iter(used or [habit for habit in known if habit.mark in ids]), None)
 
-    def _render(self, habit: _Thinking | None, thinking: bool) -> tuple[tuple[str, ...], bool]:
+    def _render(self, habit: ThinkingMarks | None, thinking: bool) -> tuple[tuple[str, ...], bool]:
         """The template around a message, and whether it leaves the thinking open."""
         chat = [{"role": "user", "content": _MESSAGE}]
         try:
@@ -460,9 +456,10 @@ class Text:
             return frame, False
         answer = frame[-1]
         decided = habit.mark in answer or answer.rstrip().endswith(habit.closes)
-        if thinking and not decided and habit.mark in str(self.tokenizer.chat_template):
-            self._opens = habit.opens
-            return (*frame[:-1], answer + habit.opens), True
+        decided |= bool(habit.replies) and answer.endswith(habit.replies)
+        if not decided and habit.mark in str(self.tokenizer.chat_template):
+            self._opens = habit.opens if thinking else habit.replies
+            return (*frame[:-1], answer + self._opens), thinking
         return frame, habit.is_open_in(answer)
 
     def _template(self, chat: list[dict[str, str]]) -> str:
