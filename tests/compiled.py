@@ -101,6 +101,7 @@ def compile_only(capability: int) -> None:
             "stands": options.get("STANDS"),
             "threads": int(re.findall(r"\.reqntid (\d+)", code)[0]),
             "rows": held_rows(kernel) if self.__name__ in ROWS else None,
+            "early": early_reads(code),
             "rings": (rings := [int(size) for size in re.findall(r"\.b8 ring\[(\d+)\]", code)]),
             "illegal": illegal(kernel) if rings else 0,
         }
@@ -139,13 +140,19 @@ def machine_code(kernel: Any) -> str:
         return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
 
+def early_reads(code: str) -> int:
+    """Reads in front of the first wait that may find in the first-level cache what lay there before."""
+    early, wait, _ = code.partition("griddepcontrol.wait")
+    return len(re.findall(r"ld\.global(?!\.cg)", early)) if wait else 0
+
+
 def held_rows(kernel: Any) -> list[str]:
     """How threads hold the operands of products and copies in assembly: each must have one row, of four or of one."""
     code = kernel.asm["ttgir"]
     layouts = dict(re.findall(r"^(#\w+) = #ttg\.blocked<\{(.*)\}>$", code, re.MULTILINE))
     ours = [line for line in code.splitlines() if re.search("mma.sync|ld.shared|cp.async.c", line)]
     used = {name for line in ours for name in re.findall(r"tensor<\d+x[14]x\S+, (#\w+)>", line)}
-    held = r"sizePerThread = (\[.*?\]), threadsPerWarp = (\[.*?\])"
+    held = r"sizePerThread = (\[.*?\]), threadsPerWarp = (\[.*?\]), warpsPerCTA = \[\d+, (\d+)\]"
     return sorted({" ".join(re.findall(held, layouts[name])[0]) for name in used})
 
 
@@ -228,9 +235,10 @@ def products(capability: int) -> None:
     room = torch.zeros(2, 192)  # in float32, of inputs of 16 bits
     skinny.product(zeros(2, 256), zeros(192, 256), None, arrived, out=room)
     gate = ExpertGate(clamped=(1.702, 7.0))
-    for tokens in (1, 4, 40):
+    for tokens, eights in ((1, 1), (4, 1), (16, 2), (40, 2), (40, 4)):
         index = torch.zeros(tokens, 2, dtype=torch.int64)
-        mxfp4.experts(zeros(tokens, 256), index, zeros(tokens, 2), *experts, gate)
+        x, shares = zeros(tokens, 256), zeros(tokens, 2)
+        mxfp4.experts(x, index, shares, *experts, gate, eights=eights)
 
 
 def attention(capability: int) -> None:

@@ -52,8 +52,8 @@ PRODUCTS = {
     *INTEGERS,
 }
 MAPPED = {"_gate_up", "_ring", "attend_kernel", *SPECIALISED}
-ROWS = ["[1, 4] [32, 1]"]  # numbers of a thread, threads of a warp
-RING_ROWS = ["[1, 1] [32, 1]", *ROWS]  # copies are one by one
+ROWS = ["[1, 4] [32, 1] 1"]  # numbers of a thread, threads of a warp; warps side by side
+RING_ROWS = ["[1, 1] [32, 1] 1", *ROWS]  # copies are one by one
 
 
 def compiled(capability: int, folder: Path) -> list[dict[str, Any]]:
@@ -78,7 +78,7 @@ def assert_rows(found: list[dict[str, Any]], ringed: int) -> None:
     rows = [RING_ROWS if kernel["rings"] else ROWS for kernel in products]
     assert [kernel["rows"] for kernel in products] == rows
     assert sorted(len(kernel["rings"]) for kernel in found)[-ringed - 1 :] == [0, *[1] * ringed]
-    assert len(products) == 9 + 6
+    assert len(products) == 9 + 10
     # A launch has 48 KiB without asking the driver. Triton asks by the memory that it knows of, and it knows of no ring.
     assert all(sum(kernel["rings"]) + kernel["shared_memory"] <= 48 << 10 for kernel in products)
     assert not any(kernel["illegal"] for kernel in found)
@@ -110,7 +110,8 @@ def test_for_hopper(tmp_path: Path) -> None:
     others = [kernel for kernel in found if kernel["order"] != kernel["waits"] * "wl"]
     orders = {(other["kernel"], other["order"]) for other in others}
     assert orders == {("attend_kernel", "lwwl"), ("_join", "lw")}
-    assert_rows(found, 4 + 3)  # w4a16 and mxfp4
+    assert_rows(found, 4 + 7)  # w4a16 and mxfp4
+    assert not any(kernel["early"] for kernel in found if kernel["kernel"] == "_mxfp4_product")
     assert {kernel["stands"] for kernel in found if kernel["kernel"] == "append_kernel"} == {
         False,
         True,

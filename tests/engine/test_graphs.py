@@ -31,8 +31,10 @@ from manyhands.cache.view import View
 from manyhands.engine import capacities, graphs, sampling
 from manyhands.engine.capacities import Wide
 from manyhands.engine.engine import Engine
+from manyhands.engine.executor import LocalExecutor
 from manyhands.engine.graphs import GraphedPasses
 from manyhands.engine.recorder import Recording
+from manyhands.errors import InvalidRequest
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.settings import SharedSettings
 from manyhands.strategies.shared_prefix import Completions, Prompt, shared_prefix
@@ -267,6 +269,32 @@ def test_running_ahead_of_a_draw_that_candidates_leave_undecided(
     assert graphed.run(walking(a_team_of(2), 9, {}, temperature=2.0)) == expected
     assert passes_of(graphed).counts.lookaheads > 2
     assert passes_of(graphed).counts.dropped > 1
+
+
+def test_a_network_that_was_away_is_recorded_again() -> None:
+    """It came back to another place than the one that recordings read."""
+    engine = graphed_engine()
+    passes, executor = passes_of(engine), engine.executor
+    assert isinstance(executor, LocalExecutor)
+    expected = engine.run(walking(a_team_of(2), 4, {}))
+    kept = passes.recordings
+    assert kept
+    assert engine.run(walking(a_team_of(2), 4, {})) == expected
+    assert passes.recordings == kept
+    network = executor.adapter.model
+    network.to(torch.float64)
+    network.to(torch.float32)
+    assert engine.run(walking(a_team_of(2), 4, {})) == expected
+    assert passes.recordings
+    assert not set(passes.recordings) & set(kept)
+    network.to(torch.float64)
+    network.to(torch.float32)
+    executor._begun = lambda: pytest.fail("it reads where the network was")
+    with pytest.raises(InvalidRequest, match="while a pass of it was under way") as caught:
+        executor.go_on((0,), ())
+    assert "ask again" in (caught.value.hint or "")
+    assert not passes.recordings
+    assert engine.run(walking(a_team_of(2), 4, {})) == expected
 
 
 def test_what_has_grown_grows_no_more_behind_another_plan() -> None:

@@ -38,6 +38,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from manyhands.attention.attend import LayerCall
 from manyhands.attention.compile_at_once import begin_key
@@ -363,6 +364,8 @@ class LocalExecutor:
         self.weights = Weights(adapter.device)
         self._first_weight = next(adapter.model.parameters())
         self._weights_were = _place_of(self._first_weight)
+        # It keeps no memory, and no other storage has its number while it is there.
+        self._weights_at = StorageWeakRef(self._first_weight.untyped_storage())
         self._kept: Tensor | None = None  # logits [D, V] of the tokens that were drafted last
         # Of the pass that was begun ahead: gives its outcome, and makes the rest of it where its head alone was begun.
         self._begun: Callable[[], PassOutcome] | None = None
@@ -469,7 +472,7 @@ class LocalExecutor:
         ahead: Ahead | None = None,
     ) -> tuple[int, ...]:
         """See `Executor.go_on`."""
-        self._check_place()
+        self._check_place(is_begun=True)
         begun, self._begun = self._begun, None
         assert begun is not None, "only what was begun goes on"
         outcome = begun()
@@ -486,8 +489,12 @@ class LocalExecutor:
             self.passes.look_ahead(chosen)
         return self._arrived(chosen)
 
-    def _check_place(self) -> None:
-        """Raise InvalidRequest where the network's owner has moved or converted it: memory and recordings are of what it was."""
+    def _check_place(self, *, is_begun: bool = False) -> None:
+        """Raise InvalidRequest where the network's owner has moved or converted it: memory and recordings are of what it was.
+
+        One that is again what it was lies somewhere else, where no recording reads: all are dropped. `is_begun`: so is a pass that was
+        begun before, which raises InvalidRequest as well.
+        """
         now = _place_of(self._first_weight)
         if now != self._weights_were:
             (device, dtype), (was_on, was) = now, self._weights_were
@@ -496,6 +503,16 @@ class LocalExecutor:
                 f"made for {was} on {was_on}",
                 hint="undo that, or make a new engine of it",
             )
+        storage = self._first_weight.untyped_storage()
+        if storage._cdata != self._weights_at.cdata:
+            self._weights_at = StorageWeakRef(storage)
+            self._drop_begun()
+            self.passes.forget()
+            if is_begun:
+                raise InvalidRequest(
+                    "the network of this engine was moved, and came back, while a pass of it was under way",
+                    hint="ask again, and leave the network where it is while it is used",
+                )
 
     def _begin(self, chosen: Chosen, ahead: Ahead | None) -> bool:
         """Begin the pass that `ahead` gives, behind all that chooses these tokens; whether there was one."""

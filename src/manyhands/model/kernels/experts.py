@@ -183,25 +183,29 @@ def columns_of(
     BY_PAIR: tl.constexpr,
     LISTED: tl.constexpr,
     BLOCK_T: tl.constexpr,
+    FROM: tl.constexpr = "",
 ):
     """The expert of a program, and for each of its columns a token, its pair, and whether that expert is one of its own.
 
     A program (_, group, part) has a group of tokens and a part of these. A group is an expert; or, BY_PAIR, where these are fewer, a
-    token and one of its experts. Of several pairs with one expert the first serves them all.
+    token and one of its experts. Of several pairs with one expert the first serves them all. FROM: a cache modifier, for a program that
+    has not waited yet.
     """
     column = tl.arange(0, BLOCK_T)
     group = tl.program_id(1)
     if LISTED:
         column += tl.program_id(2) * BLOCK_T
-        is_its = column < tl.load(counts + group)
-        pair = tl.load(pairs + group * T + column, mask=is_its, other=0)
+        is_its = column < tl.load(counts + group, cache_modifier=FROM)
+        at = pairs + group * T + column
+        pair = tl.load(at, mask=is_its, other=0, cache_modifier=FROM)
         return group, pair // C, pair, is_its
     expert = group
     if BY_PAIR:
-        expert = tl.load(index + group).to(tl.int32)
+        expert = tl.load(index + group, cache_modifier=FROM).to(tl.int32)
     place = tl.full((BLOCK_T,), -1, dtype=tl.int32)
     for number in tl.static_range(C):
-        chosen = tl.load(index + column * C + number, mask=column < T, other=-1).to(tl.int32)
+        at = index + column * C + number
+        chosen = tl.load(at, mask=column < T, other=-1, cache_modifier=FROM).to(tl.int32)
         place = tl.where(chosen == expert, number, place)
     if BY_PAIR:
         first = tl.min(tl.where(place >= 0, column, T))

@@ -240,17 +240,28 @@ def _came(stage, thread, SPAN: tl.constexpr):
 
 @triton.jit
 def _pair_of(
-    column, index, pairs, counts, T, expert, group, C: tl.constexpr, LISTED: tl.constexpr
-):  # fmt: skip
+    column,
+    index,
+    pairs,
+    counts,
+    T,
+    expert,
+    group,
+    C: tl.constexpr,
+    LISTED: tl.constexpr,
+    FROM: tl.constexpr = "",
+):
     """Of columns of any shape the pair of a token and a place, 0 for one that is not the expert's; and whether it is."""
     if LISTED:
-        is_its = column < tl.load(counts + group)
-        pair = tl.load(pairs + group * T + column, mask=is_its, other=0)
+        is_its = column < tl.load(counts + group, cache_modifier=FROM)
+        at = pairs + group * T + column
+        pair = tl.load(at, mask=is_its, other=0, cache_modifier=FROM)
     else:
         pair = column * 0
         is_its = column < 0
         for number in tl.static_range(C):
-            chosen = tl.load(index + column * C + number, mask=column < T, other=-1).to(tl.int32)
+            at = index + column * C + number
+            chosen = tl.load(at, mask=column < T, other=-1, cache_modifier=FROM).to(tl.int32)
             pair = tl.where(chosen == expert, column * C + number, pair)
             is_its = is_its | (chosen == expert)
     return pair, is_its
@@ -306,11 +317,14 @@ def _mxfp4_product(
     thread = tl.arange(0, THREADS)[:, None]
     four = tl.arange(0, 4)[None, :]
     g, t = thread % 32 // 4, thread % 4
-    if (
-        GATED
-    ):  # the second product finds its tokens as the first one did: they were known before that
+    # The second product finds its tokens as the first one did: they were known before that. In front of its wait the first-level
+    # cache may hold what lay there before.
+    FROM: tl.constexpr = "" if GATED else ".cg"
+    if GATED:
         take_over(OVERLAP)
-    expert, _, _, is_chosen = columns_of(index, pairs, counts, T, C, BY_PAIR, LISTED, 8 * EIGHTS)
+    expert, _, _, is_chosen = columns_of(
+        index, pairs, counts, T, C, BY_PAIR, LISTED, 8 * EIGHTS, FROM
+    )
     if tl.max(is_chosen.to(tl.int32)) == 0:
         return
 
@@ -338,7 +352,9 @@ def _mxfp4_product(
     first = tl.program_id(2) * (8 * EIGHTS) if LISTED else 0
     at_x = ()
     for n in tl.static_range(EIGHTS):
-        pair, _ = _pair_of(first + 8 * n + g, index, pairs, counts, T, expert, group, C, LISTED)
+        pair, _ = _pair_of(
+            first + 8 * n + g, index, pairs, counts, T, expert, group, C, LISTED, FROM
+        )
         if not GATED:
             row = pair
         elif LISTED:
