@@ -66,7 +66,7 @@ def compiled(capability: int, folder: Path) -> list[dict[str, Any]]:
         env={**os.environ, **place},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
