@@ -517,6 +517,32 @@ def test_a_client_that_is_gone_is_told_from_one_that_reads_on(slow: House, versi
     assert time.monotonic() - begun < 3  # of the 19 that the run takes
 
 
+@pytest.mark.parametrize("is_shut", [False, True])
+def test_a_client_that_leaves_a_stream_which_is_silent_is_told_from_one_that_reads_on(
+    is_shut: bool,
+) -> None:
+    """Its run waits for another's end."""
+    with running(make_house(Model(seconds=SLOW), live_runs=1, waiting_runs=6)) as house:
+        first, second = connected(house), connected(house)
+        asked = body(stream=True, max_tokens=1900)
+        with first, second:
+            first.sendall(request(house, CHAT, asked))
+            assert first.recv(1)
+            second.sendall(request(house, CHAT, asked))
+            found = second.recv(65536)
+            if is_shut:
+                second.shutdown(socket.SHUT_WR)
+                while found.count(b": \n\n") < 2:
+                    found += second.recv(65536)
+                assert b"100 Continue" not in found
+            assert len(house.front.runs.live) == 2
+            second.close()
+            begun = time.monotonic()
+            assert soon(lambda: len(house.front.runs.live) == 1)
+            assert time.monotonic() - begun < 3  # of the 15 to the next event
+        assert soon(lambda: not house.front.runs.live)
+
+
 TARGETS = {
     "http://{}/v1/models": 200,
     "HTTP://{}/v1/models": 200,

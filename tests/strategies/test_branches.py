@@ -392,6 +392,43 @@ def test_other_marks_and_a_thinking_model():
     ]
 
 
+@pytest.mark.parametrize("blocks", [0, 9])
+def test_no_mark_begins_in_the_thinking_and_ends_in_the_reply(blocks):
+    text = glued_text(template=OPENED)
+    settings = BranchSettings(end=NO_END, max_blocks=blocks)
+    said = ["hm ##", text.think_end, "##A: 7", None]
+    played = run(settings, text, writer=said)
+    answer = answer_of(played)
+    assert answer.text == "".join(e.text for e in played.of(ReplyWritten)) == "##A: 7"
+    assert [step.text for step in answer.steps] == ["hm ##", "##A: 7"]
+
+
+def test_a_title_that_is_cut_by_the_end_of_the_thinking_is_none():
+    text = glued_text(template=OPENED)
+    said = ["hm\n####A", text.think_end, " is: 7", None]
+    played = run(None, text, writer=said)
+    answer = answer_of(played)
+    assert "".join(e.text for e in played.of(ReplyWritten)) == " is: 7"
+    assert [step.text for step in answer.steps] == ["hm\n####A", "is: 7"]
+
+
+def test_what_closes_the_thinking_behind_a_title_goes_with_the_titles():
+    """The strand goes on in front of it: still in its thinking."""
+    text = glued_text(template=OPENED)
+    said = ["hm\n####A:", "B", text.think_end, "so", text.think_end, "7", None]
+    played = run(None, text, writer=said, branch_1=["one", None])
+    answer = answer_of(played)
+    assert answer.text == "7"
+    assert [(s.worker, s.text) for s in answer.steps] == [
+        (0, "hm"),
+        (1, "one"),
+        (0, "so"),
+        (0, "7"),
+    ]
+    last = played.rows("writer")[-1].context
+    assert last.count(text.think_end) == 1
+
+
 # -- limits ----------------------------------------------------------------------------------------
 
 

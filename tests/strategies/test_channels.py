@@ -298,3 +298,20 @@ def test_a_prefill_is_continued() -> None:
     played = run(sequential(asked, TEXT, settings, PROMPT), writer=[" 7.<|end|>"])
     assert played.answer.text == "7."
     assert spelled(played.rows("writer")[0]).endswith(f"{FINAL}It is")
+
+
+@pytest.mark.parametrize("stop", ["ab", "b\n\n"])
+def test_no_stop_text_begins_in_the_thinking_and_ends_in_the_reply(stop: str) -> None:
+    found = complete(
+        SharedSettings(max_tokens=60, stop=(stop,)),
+        f"Hm {stop[0]}<|end|>{FINAL}{stop[1:]}7<|return|>",
+    )
+    assert (found.thinking, found.text) == (f"Hm {stop[0]}", f"{stop[1:]}7".lstrip())
+
+
+def test_a_character_that_the_thinking_leaves_incomplete_is_none_of_the_reply() -> None:
+    (first, *_) = (token for token in TEXT.encode("é") if TEXT.decode([token]) != "é")
+    script = Scripts(TEXT, **{"prompt 0, sample 0": [first, *lines(f"<|end|>{FINAL}7<|return|>")]})
+    answer = play(shared_prefix(["3+4?"], TEXT, SharedSettings(max_tokens=60)), script).answer
+    assert isinstance(answer, Completions)
+    assert (answer.completions[0].thinking, answer.text) == ("\ufffd", "7")

@@ -321,6 +321,22 @@ def test_an_outline_may_follow_the_thoughts() -> None:
     assert [e.step for e in played.of(StepEnded) if not e.worker] == [1, 2]  # type: ignore[attr-defined]
 
 
+def test_an_outline_may_follow_thoughts_that_the_model_has_opened_by_itself() -> None:
+    text = small_text()
+    said = {**SAID, "writer": ["Hm. " * 9, text.think_end, *SAID["writer"]]}
+    said["writer"][2] = "1. wind\n2. sun\n\n"
+    settings = SkeletonSettings(end=NO_END, budget=120, outline_tokens=40)
+    played = run(settings, text, replace(PROMPT, opening=""), **said)
+    assert [e.name for e in played.of(WorkerJoined)] == ["wind", "sun"]
+
+
+def test_the_end_of_the_outline_does_not_begin_in_the_thinking() -> None:
+    text = small_text(thinking=True)
+    said = ["Hm.\n", text.think_end, "\nIt is 7", None]
+    played = run(text=text, prompt=replace(PROMPT, opening=""), writer=said)
+    assert "".join(e.text for e in played.of(ReplyWritten)) == "\nIt is 7"  # type: ignore[attr-defined]
+
+
 def test_what_the_reply_begins_with_is_not_taken_for_the_opening() -> None:
     text = small_text(thinking=True)
     played = run(text=text, writer=[" Hm.", text.think_end, "1.5", " is it", None])
