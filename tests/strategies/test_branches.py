@@ -409,7 +409,7 @@ def test_a_title_that_is_cut_by_the_end_of_the_thinking_is_none():
     played = run(None, text, writer=said)
     answer = answer_of(played)
     assert "".join(e.text for e in played.of(ReplyWritten)) == " is: 7"
-    assert [step.text for step in answer.steps] == ["hm\n####A", "is: 7"]
+    assert [step.text for step in answer.steps] == ["hm\nA", "is: 7"]
 
 
 def test_what_closes_the_thinking_behind_a_title_goes_with_the_titles():
