@@ -328,6 +328,8 @@ def test_an_outline_may_follow_thoughts_that_the_model_has_opened_by_itself() ->
     settings = SkeletonSettings(end=NO_END, budget=120, outline_tokens=40)
     played = run(settings, text, replace(PROMPT, opening=""), **said)
     assert [e.name for e in played.of(WorkerJoined)] == ["wind", "sun"]
+    (first, *_) = (e.text for e in played.of(StepEnded) if not e.worker)  # type: ignore[attr-defined]
+    assert first == played.answer.steps[0].text == "Hm. " * 9 + "1. wind\n2. sun"
 
 
 def test_the_end_of_the_outline_does_not_begin_in_the_thinking() -> None:

@@ -192,8 +192,8 @@ class _Run(StrandsRun):
         unfed = strand.part() if strand.watch.found is not None else self.writer.feed
         self.trunk, self.writer.stopped = Stretch(strand.view.items, unfed), False
         self._segment += written
-        self.end_segment()
-        yield StepEnded(self.passes, 0, self.num_segments, written.strip())
+        said = self.end_segment()
+        yield StepEnded(self.passes, 0, self.num_segments, said)
         headings = (self.prompt.heading(i, title) for i, title in enumerate(titles, 1))
         self.num_fixed += sum(len(self.text.encode(heading)) + SLACK for heading in headings)
         self.num_fixed += strand.view.num_tokens
