@@ -126,7 +126,7 @@ def make_house(
         context=2048,
         tree=PrefixTree(model.pool),
         limits=bounds,
-        vocabulary=len(TEXT.tokenizer),
+        vocabulary=len(TEXT.tokenizer.get_vocab()),
     )
     return House(model, Front(served, service, Keys(keys)))
 
