@@ -30,6 +30,7 @@ from benchmarks.vllm_process import CASCADE, PLAIN, Asked, Crowd, Watched
 from benchmarks.whole_engines import OURS, TEAM
 from manyhands.cache.block import Block
 from manyhands.engine.engine import Engine
+from manyhands.engine.loop import run_passes
 from manyhands.evaluation.bench import fill
 from manyhands.model.dummy import STD
 from manyhands.model.quantised.mxfp4 import Mxfp4Stack
@@ -434,7 +435,7 @@ def test_what_lies_between_two_steps_of_this_engine_is_timed(
     decode: Callable[[Engine], list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As between two of vLLM's: on the caller's clock, from tokens to tokens."""
-    usual = whole_engines.run_passes
+    usual = run_passes
 
     def slow(*words: Any) -> Any:
         for each in usual(*words):
