@@ -540,10 +540,11 @@ def test_an_engine_is_made_of_no_engine_and_told_every_choice_once() -> None:
     for name, wrong in (("prompts", "words"), ("prompts", []), ("settings", {}), ("settings", "x")):
         with pytest.raises(InvalidRequest, match=f"was given as {name}; expected a"):
             Engine(engine.executor, **{name: wrong})  # type: ignore[arg-type]
-    for twice in (
+    makers: tuple[Callable[[], Engine], ...] = (
         lambda: Engine(engine.executor, None, ModelSettings("bundled"), memory_tokens=100),
         lambda: Engine.load(ModelSettings("bundled"), memory_tokens=100),
-    ):
+    )
+    for twice in makers:
         with pytest.raises(
             InvalidRequest, match="memory_tokens was given beside settings as a whole"
         ):
@@ -562,4 +563,4 @@ def test_a_run_of_another_engine_is_named() -> None:
         with pytest.raises(InvalidRequest, match="a Run of another engine was given"):
             ask([run])  # type: ignore[arg-type]
     assert not run.done
-    assert [answer.text for answer in other.run_all([run])]  # type: ignore[list-item, arg-type, var-annotated]
+    assert [answer.text for answer in other.run_all([run])]  # type: ignore[arg-type, var-annotated]
