@@ -17,6 +17,7 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from manyhands.errors import ModelNotFound, UnsupportedModel
@@ -173,7 +174,8 @@ RINGS = [  # without a GPU they are tiles without a ring
 
 def _run(stack: Mxfp4Stack, x: Tensor, index: Tensor, shares: Tensor, **options: Any) -> Tensor:
     gate = ordinary.ExpertGate(clamped=(ALPHA, LIMIT))
-    return own.experts(x, index, shares, *_weights(stack), gate, fast=GPU, **options)
+    first, second = _weights(stack)
+    return own.experts(x, index, shares, first, second, gate, fast=GPU, **options)
 
 
 def _asked(tokens: int, chosen: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -326,16 +328,16 @@ def folder(tmp_path: Path) -> Path:
         config = tiny_models()["gpt_oss"]().config
         config.hidden_size, config.intermediate_size = 64, 32
         config.dtype = "bfloat16"
-        model = hf.GptOssForCausalLM(config).to(torch.bfloat16)
+        model = hf.GptOssForCausalLM(config).to(torch.bfloat16)  # type: ignore[arg-type]
         model.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     experts = config.num_local_experts
     for layer in range(config.num_hidden_layers):
-        place = f"model.layers.{layer}.mlp.experts."
+        prefix = f"model.layers.{layer}.mlp.experts."
         for name, tensor in _published(experts, 64, 32).items():
-            tensors[place + name] = tensor
+            tensors[prefix + name] = tensor
         for name in PRODUCTS:
-            del tensors[place + name]
+            del tensors[prefix + name]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     place = tmp_path / "config.json"
     packing = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
@@ -385,7 +387,7 @@ def test_experts_that_are_unpacked_have_the_dtype_that_was_asked_for(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Older versions of transformers leave them in bfloat16."""
-    read = loading.AutoModelForCausalLM.from_pretrained
+    read: Any = AutoModelForCausalLM.from_pretrained
 
     def older(*given: Any, **options: Any) -> Any:
         model, report = read(*given, **options)
@@ -393,7 +395,7 @@ def test_experts_that_are_unpacked_have_the_dtype_that_was_asked_for(
             layer.mlp.experts.to(torch.bfloat16)
         return model, report
 
-    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", older)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", older)
     model = _load(folder, dtype="float32").model
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
 
