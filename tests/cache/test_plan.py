@@ -569,7 +569,7 @@ def test_of_the_views_of_a_team_one_is_walked(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         Planner,
         "_prepare",
-        lambda self, view, walk, **how: walked.append(view) or prepare(self, view, walk, **how),  # type: ignore[func-returns-value]
+        lambda self, view, walk, **how: walked.append(view) or prepare(self, view, walk, **how),
     )
     prompt, others, own, marker = (Block(name) for name in ("prompt", "others", "own", "marker"))
     for block in (prompt, others, own, marker):
