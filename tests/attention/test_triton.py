@@ -339,7 +339,7 @@ def lone_error(
         layer = layer | {"sinks": sinks[: shape.num_heads].to(dtype)}
     if rope is not None:
         rope = Rope(rope.inv_freq.float(), rope.rotary_dim, rope.interleaved)
-    call = LayerCall(layer=0, scaling=0.3, **layer)  # as in the table
+    call = LayerCall(layer=0, scaling=0.3, **layer)
     backend = kernels(shape, dtype, many=0)
     memory = {"num_pages": 1280 // page_size, "page_size": page_size}
     product = Layer(backend, shape, rope, call, dtype=dtype, device=DEVICE, **memory)

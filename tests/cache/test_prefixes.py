@@ -265,7 +265,7 @@ def test_what_was_written_is_let_go_as_any_other_prefix() -> None:
 def test_nothing_is_entered_where_others_are_writing() -> None:
     machine = Machine()
     first = machine.prefill([(1, 2)])
-    second = leased(machine, [(1, 2, 3, 4)])
+    second = machine.tree.lease([(1, 2, 3, 4)])
     assert second is not None
     machine.run(second.rows([0], 1))
     machine.write_behind(first, 0, (3, 5))
@@ -295,24 +295,24 @@ def test_a_block_that_is_read_can_be_divided() -> None:
 
 def test_a_block_that_is_being_written_is_waited_for() -> None:
     machine = Machine()
-    first = leased(machine, [(1, 2, 3, 4, 5, 6)])
-    same = leased(machine, [(1, 2, 3, 4, 5, 6)])
+    first = machine.tree.lease([(1, 2, 3, 4, 5, 6)])
+    same = machine.tree.lease([(1, 2, 3, 4, 5, 6)])
     assert first is not None
     assert same is not None
     machine.run(first.rows([0], 2))
     first.settle()
-    assert leased(machine, [(1, 2, 3, 9)]) is None, "its middle cannot be found yet"
+    assert machine.tree.lease([(1, 2, 3, 9)]) is None, "its middle cannot be found yet"
     assert same.rows([0], 9) == []
     assert not same.is_ready(0)
     machine.run(first.rows([0], 9))
     first.settle()
     assert same.is_ready(0)
-    assert leased(machine, [(1, 2, 3, 9)]) is not None
+    assert machine.tree.lease([(1, 2, 3, 9)]) is not None
 
 
 def test_another_one_goes_on_where_a_cancelled_run_stopped() -> None:
     machine = Machine()
-    first, second = (leased(machine, [(1, 2, 3, 4, 5, 6)]) for _ in range(2))
+    first, second = (machine.tree.lease([(1, 2, 3, 4, 5, 6)]) for _ in range(2))
     assert first is not None
     assert second is not None
     machine.run(first.rows([0], 2))
@@ -325,7 +325,7 @@ def test_another_one_goes_on_where_a_cancelled_run_stopped() -> None:
 
 def test_what_was_promised_and_never_written_is_forgotten() -> None:
     machine = Machine()
-    lease = leased(machine, [(1, 2, 3, 4)])
+    lease = machine.tree.lease([(1, 2, 3, 4)])
     assert lease is not None
     machine.run(lease.rows([0], 3))
     lease.close()
@@ -432,7 +432,7 @@ def test_a_path_of_short_blocks_takes_a_page_for_each() -> None:
     for size in range(1, 9):
         machine.prefill([prompt[:size]]).close()
     need = machine.tree.need([prompt])
-    lease = leased(machine, [prompt])
+    lease = machine.tree.lease([prompt])
     assert lease is not None
     assert machine.tree.num_pages_in_use == 8
     assert need.num_tokens == 8, "no lease holds any of them"

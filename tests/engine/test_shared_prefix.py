@@ -147,7 +147,7 @@ def test_samples_have_their_own_luck_and_keep_it_in_company() -> None:
     assert tokens_of(together) == [ids for answer in single for ids in tokens_of(answer)]
     few_rows = SharedSettings(samples=3, max_tokens=12, choice=SAMPLED, seed=5, rows=2, prefill=3)
     assert tokens_of(engine.run(shared_prefix(prompts, TEXT, few_rows))) == tokens_of(together)
-    reasons = {each.finish_reason for each in together.completions}  # Completions
+    reasons = {each.finish_reason for each in together.completions}
     assert reasons == {"stop", "length"}
 
 

@@ -177,7 +177,7 @@ def test_an_adapter_on_the_expansion_counts() -> None:
 @pytest.mark.parametrize("kind", ["fp8", "int4"])
 def test_a_rounded_expansion_is_an_ordinary_matrix(kind: str) -> None:
     """Weights of fewer bits: the expansion keeps their rounded numbers."""
-    config = copy.deepcopy(ZOO["deepseek_v3"].args[0])  # a partial
+    config = copy.deepcopy(ZOO["deepseek_v3"].args[0])
     sizes = {"hidden_size": 128, "kv_lora_rank": 128, "qk_nope_head_dim": 64, "v_head_dim": 64}
     for name, size in sizes.items():
         setattr(config, name, size)

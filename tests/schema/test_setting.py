@@ -165,7 +165,7 @@ def test_many_numbers_are_no_number(given: dict[str, Any], said: str) -> None:
 
 def test_the_ends_of_a_range_belong_to_it() -> None:
     for given in ({"workers": 256}, {"every": 0}, {"share": 1.0}, {"lengths": (1,)}):
-        assert Small(**given) == replace(Small(), **given)  # of many types
+        assert Small(**given) == replace(Small(), **given)
 
 
 def test_the_field_stays_an_ordinary_one() -> None:
