@@ -133,9 +133,8 @@ def test_layers_without_positions() -> None:
     assert nope_layers(two, kinds) == (False, True)
 
 
-INCOMPLETE: dict[str, dict[str, Any]] = {
-    "deepseek_v2": {"num_experts_per_tok": 2}
-}  # its default configuration cannot run
+# Its default configuration cannot run.
+INCOMPLETE: dict[str, dict[str, Any]] = {"deepseek_v2": {"num_experts_per_tok": 2}}
 
 
 @pytest.mark.parametrize("model_type", sorted({m().config.model_type for m in ZOO.values()}))
