@@ -496,9 +496,10 @@ def test_weights_are_filled_as_this_engine_fills_them() -> None:
 
 def test_experts_in_mxfp4_are_filled_with_bits_of_the_same_spread() -> None:
     """Where the kernels read them; what vLLM keeps of the checkpoint's bytes is left."""
-    store = lambda *size: SimpleNamespace(  # noqa: E731
-        storage=SimpleNamespace(data=torch.zeros(size, dtype=torch.uint8))
-    )
+
+    def store(*size: int) -> SimpleNamespace:
+        return SimpleNamespace(storage=SimpleNamespace(data=torch.zeros(size, dtype=torch.uint8)))
+
     network: Any = torch.nn.Module()
     network.w13_weight, network.w2_weight = store(2, 32, 64, 16), store(2, 32, 64, 16)
     scales = {name: store(2, 32, 64) for name in ("w13", "w2")}

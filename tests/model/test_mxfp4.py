@@ -230,7 +230,7 @@ def test_a_ring_changes_no_bit(ring: own.Tiles, tokens: int, eights: int) -> Non
 def test_rings_are_where_they_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
     for room, is_ringed in ((232448, True), (101376, False)):
         monkeypatch.setattr(own, "shared_memory", lambda device, room=room: room)
-        for tokens in range(1, own.MOST_TOKENS + 1):
+        for tokens in range(1, ordinary.MOST_TOKENS + 1):
             for eights in (1, 2, 4):
                 both = own.choose_tiles(tokens, eights, CPU)
                 assert any(each.stages for each in both) == (is_ringed and eights <= 2)
