@@ -349,7 +349,8 @@ def test_routers_that_give_experts_first(change: str, monkeypatch: pytest.Monkey
     torch.manual_seed(0)
     adapter = ModelAdapter(ZOO["qwen3_moe"]().eval())
     expected = _logits(adapter, 3)
-    block: Any = adapter.model.base_model.layers[-1].mlp
+    network: Any = adapter.model
+    block = network.base_model.layers[-1].mlp
     of_block, of_router = type(block), type(block.gate)
     usual = of_router.forward
 
