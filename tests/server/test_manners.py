@@ -369,7 +369,7 @@ def test_a_byte_a_second_is_not_waited_for(guarded: House) -> None:
 
 def test_too_many_runs_are_told_to_come_back() -> None:
     refused = threading.Event()
-    model = Model(fails=lambda number: refused.wait(20) and None)  # no run ends before
+    model = Model(fails=lambda number: refused.wait(20) and None)  # type: ignore[arg-type]  # no run ends before
     with (
         running(make_house(model, live_runs=8, waiting_runs=6)) as house,
         ThreadPoolExecutor(14) as pool,
@@ -982,7 +982,7 @@ def test_another_address_needs_a_key() -> None:
     for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"):
         check_place(Place(host), has_keys=False)
     assert Place("0.0.0.0").names is None
-    assert Place("0.0.0.0", hosts=("a.example",)).names == {"a.example"}
+    assert Place("0.0.0.0", hosts=("a.example",)).names == frozenset({"a.example"})
     assert "localhost" in (Place(hosts=("a.example",)).names or ())
 
 

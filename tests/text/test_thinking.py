@@ -18,7 +18,8 @@ ANALYSIS = "<|start|>assistant<|channel|>analysis<|message|>"
 
 
 def ids(*marks: str) -> set[int]:
-    return set(TEXT.tokenizer.convert_tokens_to_ids(list(marks)))
+    known = TEXT.tokenizer.get_vocab()
+    return {known[mark] for mark in marks}
 
 
 def spelled(prompt: tuple[int, ...]) -> str:

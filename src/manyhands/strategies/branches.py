@@ -33,7 +33,7 @@ from manyhands.cache.view import Item, View
 from manyhands.prompts.branches import BranchPrompt
 from manyhands.prompts.template import put
 from manyhands.schema.conversation import Conversation, conversation_of
-from manyhands.strategies.base import Answer, Reserve, Strategy, Work
+from manyhands.strategies.base import Answer, Reserve, Work
 from manyhands.strategies.branch_joins import JOINS
 from manyhands.strategies.events import (
     Event,
@@ -99,12 +99,11 @@ def branches(
     prompt: BranchPrompt | None = None,
     *,
     context: int | None = None,
-) -> Strategy:
+) -> Work[BranchAnswer]:
     """The strategy: one strand that parts into branches where the model says so.
 
     Without a `prompt` it speaks the words that the model was trained with (`own_words.py`).
-    `context` is the longest view the model bears; the run stops in time for its answer. The strategy
-    returns a `BranchAnswer`.
+    `context` is the longest view the model bears; the run stops in time for its answer.
     """
     settings, prompt = or_usual(settings, BranchSettings), spoken(prompt, own_words(text).branches)
     return _Run(conversation_of(question), text, settings, prompt, context).play()

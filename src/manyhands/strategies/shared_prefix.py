@@ -40,7 +40,7 @@ from manyhands.cache.step import Row
 from manyhands.cache.view import View
 from manyhands.errors import ContextTooLong, InvalidRequest
 from manyhands.schema.setting import in_brief, is_number
-from manyhands.strategies.base import Answer, Reserve, Strategy, Work
+from manyhands.strategies.base import Answer, Reserve, Work
 from manyhands.strategies.counted import CountedRun
 from manyhands.strategies.echo import Echo
 from manyhands.strategies.events import Event, TokenWritten, WorkerStopped
@@ -118,7 +118,7 @@ def shared_prefix(
     *,
     tree: PrefixTree | None = None,
     context: int | None = None,
-) -> Strategy:
+) -> Work[Completions]:
     """The strategy. A prompt is a user's message (in the model's chat template), or tokens as they are.
 
     Its answer is a `Completions`. Raises ContextTooLong for a prompt that leaves no room to write,
