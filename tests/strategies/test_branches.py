@@ -406,7 +406,7 @@ def test_other_marks_and_a_thinking_model() -> None:
 
 
 @pytest.mark.parametrize("blocks", [0, 9])
-def test_no_mark_begins_in_the_thinking_and_ends_in_the_reply(blocks):
+def test_no_mark_begins_in_the_thinking_and_ends_in_the_reply(blocks: int) -> None:
     text = glued_text(template=OPENED)
     settings = BranchSettings(end=NO_END, max_blocks=blocks)
     said = ["hm ##", text.think_end, "##A: 7", None]
@@ -416,7 +416,7 @@ def test_no_mark_begins_in_the_thinking_and_ends_in_the_reply(blocks):
     assert [step.text for step in answer.steps] == ["hm ##", "##A: 7"]
 
 
-def test_a_title_that_is_cut_by_the_end_of_the_thinking_is_none():
+def test_a_title_that_is_cut_by_the_end_of_the_thinking_is_none() -> None:
     text = glued_text(template=OPENED)
     said = ["hm\n####A", text.think_end, " is: 7", None]
     played = run(None, text, writer=said)
@@ -425,7 +425,7 @@ def test_a_title_that_is_cut_by_the_end_of_the_thinking_is_none():
     assert [step.text for step in answer.steps] == ["hm\nA", "is: 7"]
 
 
-def test_what_closes_the_thinking_behind_a_title_goes_with_the_titles():
+def test_what_closes_the_thinking_behind_a_title_goes_with_the_titles() -> None:
     """The strand goes on in front of it: still in its thinking."""
     text = glued_text(template=OPENED)
     said = ["hm\n####A:", "B", text.think_end, "so", text.think_end, "7", None]
