@@ -41,7 +41,7 @@ def test_why_an_answer_ends(answer: Answer, told: str) -> None:
 def test_samples_that_are_whole_are_told_as_the_whole_answer_tells_them(
     family: str, chat: bool
 ) -> None:
-    """What ends a sample is none of its tokens, of its thinking neither."""
+    """The token that ends a sample is none of its own, of its thinking neither."""
     text = harmony_text() if family == "channels" else small_text(thinking=True)
     close = f"<|end|>{FINAL}" if family == "channels" else "</think>"
     end = min(text.eos)

@@ -106,7 +106,7 @@ class Connection(H11Protocol):
         self._patience: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._is_half_shut = False  # by the client
-        self._streaming: RequestResponseCycle | None = None  # what answers with a stream of events
+        self._streaming: RequestResponseCycle | None = None  # the answer that is a stream of events
         self._is_over = False  # the server ends
         self._had_room = True  # when it was made
 

@@ -239,7 +239,7 @@ class _Run(ForkRun[_Branch]):
         self.end_segment()
 
     def let_go(self) -> str:
-        """What is held back, marks left out."""
+        """The text that is held back, marks left out."""
         held, self.eraser = self.eraser.rest, MarkEraser(self.profile)
         return super().let_go() + held
 
@@ -284,7 +284,7 @@ class _Run(ForkRun[_Branch]):
         self.reader, self.titles = None, []
         if not titles:
             yield from self._take_back(reader)
-        elif self.has_thought:  # what closes it goes with the titles
+        elif self.has_thought:  # the mark that closes it goes with the titles
             self.watched = writer.thinking = before
         if titles and self.finish_reason:  # no pass is left for the branches
             writer.feed = strand.part()
