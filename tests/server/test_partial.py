@@ -49,7 +49,7 @@ def test_samples_that_are_whole_are_told_as_the_whole_answer_tells_them(
     names = {f"prompt 0, sample {n}": list(one) for n, one in enumerate(said)}
     prompt = Prompt(text.chat_prompt("3+4?"), thinking=chat, chat=chat)
     settings = SharedSettings(max_tokens=40, samples=3)
-    played = play(shared_prefix([prompt], text, settings), Scripts(text, **names))  # type: ignore[arg-type]
+    played = play(shared_prefix([prompt], text, settings), Scripts(text, **names))
     moments = [SimpleNamespace(events=played.events, num_passes=len(played.passes))]
     asked: Any = SimpleNamespace(spec=None, settings=settings, prompts=[prompt])
     handle: Any = SimpleNamespace(moments=lambda first: (moments, 0))

@@ -332,12 +332,13 @@ def test_an_outline_may_follow_the_thoughts() -> None:
 
 def test_an_outline_may_follow_thoughts_that_the_model_has_opened_by_itself() -> None:
     text = small_text()
-    said = {**SAID, "writer": ["Hm. " * 9, text.think_end, *SAID["writer"]]}
-    said["writer"][2] = "1. wind\n2. sun\n\n"
+    outline = "1. wind\n2. sun\n\n"
+    writer = ["Hm. " * 9, text.think_end, outline, *SAID["writer"][1:]]
+    points = {name: words for name, words in SAID.items() if name != "writer"}
     settings = SkeletonSettings(end=NO_END, budget=120, outline_tokens=40)
-    played = run(settings, text, replace(PROMPT, opening=""), **said)
+    played = run(settings, text, replace(PROMPT, opening=""), None, writer=writer, **points)
     assert [e.name for e in played.of(WorkerJoined)] == ["wind", "sun"]
-    (first, *_) = (e.text for e in played.of(StepEnded) if not e.worker)  # type: ignore[attr-defined]
+    (first, *_) = (e.text for e in played.of(StepEnded) if not e.worker)
     assert first == played.answer.steps[0].text == "Hm. " * 9 + "1. wind\n2. sun"
 
 
@@ -345,7 +346,7 @@ def test_the_end_of_the_outline_does_not_begin_in_the_thinking() -> None:
     text = small_text(thinking=True)
     said = ["Hm.\n", text.think_end, "\nIt is 7", None]
     played = run(text=text, prompt=replace(PROMPT, opening=""), writer=said)
-    assert "".join(e.text for e in played.of(ReplyWritten)) == "\nIt is 7"  # type: ignore[attr-defined]
+    assert "".join(e.text for e in played.of(ReplyWritten)) == "\nIt is 7"
 
 
 def test_what_the_reply_begins_with_is_not_taken_for_the_opening() -> None:
