@@ -16,7 +16,6 @@ import argparse
 import json
 import time
 
-from benchmarks.engine_parts import text_of
 from manyhands.cache.step import Choice
 from manyhands.engine.engine import Engine
 from manyhands.strategies.settings import SharedSettings
@@ -29,7 +28,7 @@ def measure(
 ) -> dict[str, object]:
     """One pass over all problems. `mode` is levels and problems at once: `2x16`."""
     levels, at_once = (int(part) for part in mode.split("x"))
-    text = text_of(engine)
+    text = engine.text
     shots = text.encode(f"{document}\n\n")
     prompts = [(*shots, *text.encode(question)) for question in questions]
     settings = SharedSettings(

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import manyhands.engine.executor as executor_room
-from benchmarks.engine_parts import executor_of, text_of
+from benchmarks.engine_parts import executor_of
 from benchmarks.results import Clock, Results, parser
 from manyhands import Engine, TeamSettings, bundled, hogwild, model_prompt
 from manyhands.strategies.settings import EndSettings
@@ -62,7 +62,7 @@ class Stopwatch:
         """One run: seconds of each part in every pass after the first, and the tokens written."""
         end = EndSettings(reply=False)
         settings = TeamSettings(workers=workers, check_every=0, end=end)
-        strategy = hogwild(question, text_of(self.engine), settings, model_prompt(bundled.path()))
+        strategy = hogwild(question, self.engine.text, settings, model_prompt(bundled.path()))
         run = self.engine.submit(strategy)
         rows = []
         while not run.done:

@@ -84,7 +84,7 @@ def reading_speed() -> float:
 
 def ours(model: str, way: str, sizes: argparse.Namespace) -> dict[str, Any]:
     """Passes of teams, and a prompt."""
-    from benchmarks.engine_parts import executor_of, text_of
+    from benchmarks.engine_parts import executor_of
     from manyhands import Engine, TeamSettings, hogwild
     from manyhands.model.adapter import weight_bytes
     from manyhands.strategies.settings import EndSettings
@@ -92,7 +92,7 @@ def ours(model: str, way: str, sizes: argparse.Namespace) -> dict[str, Any]:
     began = time.perf_counter()
     engine = Engine.load(model, device="cpu", memory_tokens=8192, **OURS[way])
     found: dict[str, Any] = {"load_s": round(time.perf_counter() - began, 2)}
-    text = text_of(engine)
+    text = engine.text
     found["bytes"] = weight_bytes(executor_of(engine).adapter)
     settings = [
         TeamSettings(workers=team, budget=512, check_every=0, end=EndSettings(reply=False))

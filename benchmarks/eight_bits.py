@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.bundled_exam import weights_of
-from benchmarks.engine_parts import executor_of, text_of
+from benchmarks.engine_parts import executor_of
 from benchmarks.results import Clock, Results, parser
 from manyhands import METHODS, Engine, bundled, model_prompts
 from manyhands.attention.store import LayerStore, Moved, Targets
@@ -78,7 +78,7 @@ def answers(
     settings = SoloSettings(**common) if workers == 1 else TeamSettings(workers=workers, **common)
     prompt = getattr(model_prompts(words), method.prompt)
     spec = RunSpec(method, settings, prompt, context=engine.facts.max_positions)
-    taker = MethodCandidate(engine, text_of(engine), spec, concurrency=beside)
+    taker = MethodCandidate(engine, engine.text, spec, concurrency=beside)
     found = {each.asked.key: each for each in taker.answered(map(Asked, samples))}
     return [found[sample.id, 0] for sample in samples]
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from benchmarks.engine_parts import text_of
 from benchmarks.results import Clock, Results, parser
 from manyhands import METHODS, Answer, Engine, model_prompts
 from manyhands.errors import InvalidRequest
@@ -91,7 +90,7 @@ def main() -> None:
     engine = Engine.load(
         arguments.model, device=arguments.device, backend=arguments.backend, memory_tokens=32768
     )
-    text = text_of(engine)
+    text = engine.text
     if not text.thinking and not arguments.tiny:
         raise InvalidRequest(
             f"the chat template of {arguments.model} opens no thinking; expected a model that thinks",

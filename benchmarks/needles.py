@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from itertools import cycle, islice
 
 from benchmarks.apps import load
-from benchmarks.engine_parts import executor_of, text_of
+from benchmarks.engine_parts import executor_of
 from benchmarks.prefix import Apart, no_attention, replaced
 from manyhands.cache.prefixes import PrefixTree
 from manyhands.cache.step import Choice
@@ -34,7 +34,7 @@ MODES = ("shared", "no attention", "apart")
 
 def measure(engine: Engine, samples: list[Sample], mode: str, num_tokens: int) -> dict[str, object]:
     """Seconds in which all questions are answered, each with so many tokens."""
-    text, executor = text_of(engine), executor_of(engine)
+    text, executor = engine.text, executor_of(engine)
     document = text.encode(f"{samples[0].document}\n\n")
     prompts = [(*document, *text.encode(sample.question)) for sample in samples]
     settings = SharedSettings(

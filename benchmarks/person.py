@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from benchmarks.engine_parts import text_of
 from benchmarks.results import Clock, Results, parser
 from manyhands import METHODS, Engine, bundled, model_prompts
 from manyhands.engine.run import Run
@@ -76,7 +75,7 @@ def solved_by_all(engine: Engine, cases: Sequence[Case], workers: int) -> list[C
     settings = TeamSettings(workers=workers, budget=800, end=EndSettings(reply=False))
     words = model_prompts(bundled.path()).team
     spec = RunSpec(METHODS["hogwild"], settings, words, context=engine.facts.max_positions)
-    text = text_of(engine)
+    text = engine.text
     runs = [engine.submit(spec.asked(case.problems.question).strategy(text)) for case in cases]
     unsaid = {run: case.words() for run, case in zip(runs, cases, strict=True)}
     while not all(run.done for run in runs):

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.engine_parts import text_of
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY, Shape
 from benchmarks.timing import milliseconds
@@ -208,7 +207,7 @@ class Lists:
     def __init__(self, loaded: tuple[ModelAdapter, Any], count: int) -> None:
         self.adapter, tokenizer = loaded
         engine = Engine(self.adapter, tokenizer, memory_tokens=1 << 15)
-        words, text = model_prompt(bundled.path()), text_of(engine)
+        words, text = model_prompt(bundled.path()), engine.text
         settings = SoloSettings(budget=1000, end=EndSettings(reply=False))
         asked = [problem_list(random.Random(f"quantised/{n}"), 5, "bare") for n in range(count)]
         answers = engine.run_all([sequential(one.question, text, settings, words) for one in asked])

@@ -24,7 +24,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.engine_parts import text_of
 from benchmarks.results import Clock, Results, parser
 from manyhands import METHODS, Engine, bundled, model_prompts
 from manyhands.cache.block import Block
@@ -65,7 +64,7 @@ def method(name: str, **choices: Any) -> Callable[[Engine, int], Sequence[Strate
     def runs(engine: Engine, count: int) -> Sequence[Strategy]:
         spec = RunSpec(about, settings, words, context=engine.facts.max_positions)
         return [
-            share_prompt(spec.asked(question).strategy(text_of(engine)), engine.prefixes)
+            share_prompt(spec.asked(question).strategy(engine.text), engine.prefixes)
             for question in questions(count)
         ]
 
@@ -76,7 +75,7 @@ def completed(choice: Choice) -> Callable[[Engine, int], Sequence[Strategy]]:
     """The model goes on with a list that stands in its prompt once already."""
 
     def runs(engine: Engine, count: int) -> Sequence[Strategy]:
-        text, made = text_of(engine), []
+        text, made = engine.text, []
         for question in questions(count):
             tokens = text.encode(question)
             prompt = Prompt((*tokens, *tokens[: len(tokens) // 4]))
@@ -89,7 +88,7 @@ def completed(choice: Choice) -> Callable[[Engine, int], Sequence[Strategy]]:
 
 def copied(engine: Engine, count: int) -> Sequence[Strategy]:
     """A row that repeats its prompt without a mistake."""
-    text = text_of(engine)
+    text = engine.text
     return [_copying(text.encode(question)) for question in questions(count)]
 
 

@@ -1,12 +1,12 @@
 """A strategy of your own is a generator. Here three who cannot see each other race for the answer."""
 
-from manyhands import Answer, Block, Choice, Engine, Row, Step, View
-from manyhands.strategies.base import Reserve
+from manyhands import Answer, Block, Choice, Engine, Row, Step, Text, View
+from manyhands.strategies.base import Reserve, Strategy
 from manyhands.strategies.events import AnswerFound
 from manyhands.strategies.writer import Writer
 
 
-def race(text, question, budget=200):
+def race(text: Text, question: str, budget: int = 200) -> Strategy:
     prompt, start = Block("prompt"), text.chat_prompt(question)
     yield Reserve(len(start) + 3 * budget, num_blocks=4)  # goes on once there is room for all of it
     yield Step([Row(View([prompt]), start[:-1])])  # the question is read once, for all three

@@ -16,18 +16,19 @@ from manyhands.tasks.task import Sample
 class Purses:
     name, about = "purses", "what is left in each purse; a list is right as a whole or not at all"
 
-    def samples(self):
+    def samples(self) -> list[Sample]:
         """All questions, with whatever the grader needs to know."""
         days = {"Monday": ["90 - 12 - 30", "45 + 20 - 8"], "Friday": ["70 - 9 - 9", "33 + 60 - 5"]}
         return [Sample(day, ask(lines), [*map(solve_bare, lines)]) for day, lines in days.items()]
 
-    def grade(self, sample, answer, text):
+    def grade(self, sample: Sample, answer: str | None, text: str) -> Score:
         """A value from 0 to 1, what was read, and why."""
         wanted = ",".join(map(str, sample.gold))
         return Score(float(answer == wanted), answer, f"expected {wanted}")
 
 
-def main(folder):  # of the records; the same one again, and the exam goes on where it was
+def main(folder: str) -> None:
+    """An exam with its records in `folder`; the same one again, and it goes on where it was."""
     engine, task, budgets = Engine.load("bundled", memory_tokens=4096), Purses(), (20, 200)
     team = TeamSettings(workers=2, budget=200, snapshots=(20,), end=EndSettings(reply=False))
     spec = RunSpec(METHODS["hogwild"], team, engine.prompts.team)

@@ -108,7 +108,7 @@ def compile_only(capability: int) -> None:
         print(json.dumps(report), flush=True)
         return kernel
 
-    JITFunction.run = compiled  # type: ignore[method-assign]
+    JITFunction.run = compiled
     for room in (skinny, gate_up, ring, launches, triton_backend, w4a16, mxfp4):
         room.shared_memory = lambda device: MOST_SHARED[capability]  # type: ignore[attr-defined]
     overlap._can_overlap = lambda device: capability >= 90  # type: ignore[assignment]
@@ -172,8 +172,8 @@ def left_norms(size: int) -> LeftNorms:
 def products(capability: int) -> None:
     """The kernels between attention and attention; float8 only where it is multiplied."""
     for is_early in (False, True):
-        both = [(zeros(256), 1e-6)] * 2
-        norms.join(zeros(2, 256), zeros(2, 256), *both, 0, is_early=is_early)
+        norm = (zeros(256), 1e-6)
+        norms.join(zeros(2, 256), zeros(2, 256), norm, norm, 0, is_early=is_early)
     addresses, places = torch.zeros(2, dtype=torch.int64), torch.zeros(4, dtype=torch.int32)
     meeting = one_shot.Meeting(1, addresses, places, places[:1], 256)
     one_shot.meet(meeting, zeros(2, 256), zeros(2, 256), (zeros(256), 1e-6), (zeros(256), 1e-6), 0)
@@ -227,9 +227,10 @@ def products(capability: int) -> None:
         for outputs, inputs in ((256, 256), (256, 128))
     ]
     corrections = torch.zeros(160)
-    for groups in (None, ExpertGroups(8, 3, 1), ExpertGroups(8, 4, 2)):
+    of_experts = (None, ExpertGroups(8, 3, 1), ExpertGroups(8, 4, 2))
+    for among in of_experts:
         for correction in (None, corrections, corrections.bfloat16()):
-            scoring = Scoring(correction is not None, groups, added=1e-20, scale=2.5)
+            scoring = Scoring(correction is not None, among, added=1e-20, scale=2.5)
             choose(torch.zeros(3, 160), 8, scoring=scoring, correction=correction)
     choose(zeros(3, 4), 1, even=False)
     room = torch.zeros(2, 192)  # in float32, of inputs of 16 bits
@@ -238,7 +239,7 @@ def products(capability: int) -> None:
     for tokens, eights in ((1, 1), (4, 1), (16, 2), (40, 2), (40, 4)):
         index = torch.zeros(tokens, 2, dtype=torch.int64)
         x, shares = zeros(tokens, 256), zeros(tokens, 2)
-        mxfp4.experts(x, index, shares, *experts, gate, eights=eights)
+        mxfp4.experts(x, index, shares, experts[0], experts[1], gate, eights=eights)
 
 
 def attention(capability: int) -> None:

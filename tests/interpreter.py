@@ -46,10 +46,11 @@ def _replace_once() -> None:
 
     def replace_member(place: Any, name: str, member: Any, builder: object, scope: Any) -> None:
         if getattr(member, "__code__", None) is not checked:
-            return replace_one(place, name, member, builder, scope)
+            replace_one(place, name, member, builder, scope)
+            return
         if member not in quick:
             quick[member] = quick_member(member.__wrapped__)
-        return scope.set_attr(place, name, quick[member])
+        scope.set_attr(place, name, quick[member])
 
     def quick_member(work: Any) -> Any:
         semantic = interpreter.interpreter_semantic

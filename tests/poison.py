@@ -9,9 +9,10 @@ from manyhands.model.memory import Memory
 def poison(memory: Memory) -> None:
     """Fill all stores with NaN."""
     for store in memory.stores:
-        is_rounded = isinstance(store, EightBitStore)
         numbers = (
-            (store.key_scales, store.value_scales) if is_rounded else (store.keys, store.values)
+            (store.key_scales, store.value_scales)
+            if isinstance(store, EightBitStore)
+            else (store.keys, store.values)
         )
         for each in numbers:
             each.fill_(float("nan"))

@@ -162,12 +162,12 @@ def test_the_reply_tells_the_answers(engine: Engine, prompt: TeamPrompt) -> None
 def test_plain_transformers_loads_it_and_it_solves_alone() -> None:
     (problems,) = lists("bare", 3, 1)
     tokenizer = AutoTokenizer.from_pretrained(bundled.path())
-    model = AutoModelForCausalLM.from_pretrained(bundled.path(), dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(bundled.path(), dtype=torch.float32)
     assert model.config.model_type == "qwen3"
     assert sum(p.numel() for p in model.parameters()) <= MOST_PARAMETERS
     words = prompt_of(bundled.path())
     message = {"role": "user", "content": words.solo_message(problems.question)}
-    asked = tokenizer.apply_chat_template(
+    asked: Any = tokenizer.apply_chat_template(
         [message], add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
     written = model.generate(
@@ -359,7 +359,8 @@ def claims(teams: Lines, grown: Lines) -> list[str]:
     """The claims of README.md, made from the results."""
 
     def least(start: str, number: str = "accuracy") -> float:
-        return 100 * min(line[number] for name, line in grown.items() if name.startswith(start))
+        lines = [line for name, line in grown.items() if name.startswith(start)]
+        return 100 * float(min(line[number] for line in lines))
 
     noticed = [100 * grown[name]["noticed"] for name in grown if re.match(r"planted \d", name)]
     alarms = [line["noticed"] for name, line in grown.items() if name.startswith("planted right")]

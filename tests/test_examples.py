@@ -104,5 +104,5 @@ def test_every_example_is_run_and_short() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == run
     files = [path for path in EXAMPLES.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     lengths = {path.name: len(path.read_text("utf-8").splitlines()) for path in files}
-    assert max(lengths.values()) < 50, lengths
+    assert max(lengths.values()) < 55, lengths
     assert max(lengths[name] for name in run - long) < 30

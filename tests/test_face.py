@@ -36,6 +36,7 @@ NAMES = {
     "Step": "manyhands.cache.step",
     "TeamPrompt": "manyhands.prompts.hogwild",
     "TeamSettings": "manyhands.strategies.settings",
+    "Text": "manyhands.text",
     "View": "manyhands.cache.view",
     "VoteSettings": "manyhands.strategies.settings",
     "async_reasoning": "manyhands.strategies.async_reasoning",

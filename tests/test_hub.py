@@ -26,7 +26,7 @@ from huggingface_hub.errors import (
     RemoteEntryNotFoundError,
     RepositoryNotFoundError,
 )
-from huggingface_hub.utils import are_progress_bars_disabled
+from huggingface_hub.utils import are_progress_bars_disabled  # type: ignore[attr-defined]
 
 from manyhands import hub
 from manyhands.errors import InvalidRequest, ModelNotFound
@@ -187,6 +187,7 @@ def test_a_model_that_is_kept_is_loaded_whole_without_a_network(
         (folder / file.name).symlink_to(file)
     monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("a question is tried again"))
     adapter, tokenizer = load_adapter("some/model", device="cpu")
+    assert tokenizer is not None
     assert adapter.model.config.vocab_size == len(tokenizer)
     assert weights_folder("some/model") == folder
     assert len(no_network) == 1

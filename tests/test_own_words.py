@@ -46,12 +46,10 @@ def engine() -> Engine:
 def test_the_engine_has_the_words_of_its_folder(engine: Engine) -> None:
     written = load_prompts(bundled.path() / PROMPT_FILE)
     assert engine.prompts == written != Prompts()
-    assert engine.text is not None
     assert own_words(engine.text) == own_words(engine.text.at_effort("none")) == written
 
 
 def test_a_team_without_words_given_solves_the_list(engine: Engine) -> None:
-    assert engine.text is not None
     settings = TeamSettings(workers=2)
     answer = engine.run(hogwild(QUESTION, engine.text, settings))
     assert answer.answer == "75,46,59"
@@ -60,7 +58,6 @@ def test_a_team_without_words_given_solves_the_list(engine: Engine) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_speaks_the_words_of_the_model(engine: Engine, name: str) -> None:
-    assert engine.text is not None
     method, text = METHODS[name], engine.text
     settings = method.settings(budget=12)
     words = getattr(engine.prompts, method.prompt)
@@ -70,7 +67,6 @@ def test_every_method_speaks_the_words_of_the_model(engine: Engine, name: str) -
 
 
 def test_words_that_are_given_go_before(engine: Engine) -> None:
-    assert engine.text is not None
     settings, other = TeamSettings(budget=4), TeamPrompt(names=("Ada", "Ben"))
     events = engine.stream(hogwild(QUESTION, engine.text, settings, other))
     assert "Ada" in str([event for event in events if isinstance(event, StepBegun)])
@@ -82,7 +78,7 @@ def test_a_network_that_is_built_already_has_our_own_words_or_its_adapters(tmp_p
     (tmp_path / PROMPT_FILE).write_text(dump_prompts(written), encoding="utf-8")
     built = small_engine(prompts=written)
     assert built.prompts == written
-    assert own_words(built.text) == written  # type: ignore[arg-type]
+    assert own_words(built.text) == written
     assert model_prompts("bundled", tmp_path) == written
     (tmp_path / PROMPT_FILE).unlink()
     assert model_prompts("bundled", tmp_path) == model_prompts(bundled.path())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -180,11 +181,11 @@ def test_limits_alone_still_end_a_program() -> None:
 def test_what_cannot_be_closed_in_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolations, "which", lambda name: None)
     find = isolations.find_isolation.__wrapped__
-    monkeypatch.setattr(isolations.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     with pytest.raises(InvalidRequest, match="do not run as root without bubblewrap") as raised:
         find()
     assert "apt-get install bubblewrap" in raised.value.hint
-    monkeypatch.setattr(isolations.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert find().kind == "limits"
     monkeypatch.setattr(isolations, "which", lambda name: "/bin/false")  # there, and forbidden
     assert find().kind == "limits"

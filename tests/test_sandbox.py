@@ -346,5 +346,7 @@ def test_the_largest_limits_work(name: str) -> None:
 
 
 def test_limits_of_other_libraries_are_pythons_own() -> None:
-    with Sandbox("operator:add", Limits(np.float32(20.0), open_files=np.int64(60))) as sandbox:
+    seconds: Any = np.float32(20.0)
+    open_files: Any = np.int64(60)
+    with Sandbox("operator:add", Limits(seconds, open_files=open_files)) as sandbox:
         assert sandbox.run(1, 2) == Returned(3)

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     )
     from manyhands.strategies.shared_prefix import shared_prefix
     from manyhands.strategies.skeleton import skeleton
+    from manyhands.text import Text
 
     __version__: str
 
@@ -92,6 +93,7 @@ __all__ = [
     "Step",
     "TeamPrompt",
     "TeamSettings",
+    "Text",
     "View",
     "VoteSettings",
     "async_reasoning",
@@ -133,6 +135,7 @@ _ROOMS = {
     "Step": "cache.step",
     "TeamPrompt": "prompts.hogwild",
     "TeamSettings": "strategies.settings",
+    "Text": "text",
     "View": "cache.view",
     "VoteSettings": "strategies.settings",
     "async_reasoning": "strategies.async_reasoning",

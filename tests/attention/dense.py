@@ -158,8 +158,8 @@ class Layers:
         eight_bits: bool = False,
     ) -> None:
         device = device or torch.device("cpu")
-        shapes, ropes, calls = zip(*layers, strict=True)
-        ropes = [rope and replace(rope, inv_freq=rope.inv_freq.to(device)) for rope in ropes]
+        shapes, given, calls = zip(*layers, strict=True)
+        ropes = [rope and replace(rope, inv_freq=rope.inv_freq.to(device)) for rope in given]
         self.calls = [
             call if call.sinks is None else replace(call, sinks=call.sinks.to(device))
             for call in calls

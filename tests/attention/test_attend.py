@@ -10,6 +10,7 @@ the output once: some ulps of 2^-8 and 2^-11 on numbers of size up to 3.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -19,11 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyhands.attention import torch_backend
-from manyhands.attention.attend import LayerCall, QueryScale
+from manyhands.attention.attend import Backend, LayerCall, QueryScale
 from manyhands.attention.rotary import Rope
 from manyhands.attention.store import LayerStore
 from manyhands.attention.torch_backend import TorchBackend
 from manyhands.cache.block import Block
+from manyhands.cache.plan import Plan
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import Item, Lanes, View
 from manyhands.engine.backends import ANYWHERE
@@ -50,7 +52,7 @@ ROPES = {
     "partial interleaved": Rope(FREQUENCIES[:3], 6, interleaved=True),
     "no positions": None,
 }
-LAYERS = {
+LAYERS: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"window": 5},
     "window of one": {"window": 1},
@@ -64,13 +66,13 @@ LAYERS = {
         "query_scale": QueryScale(0.8, span=3),
     },
 }
-BACKENDS = {
+BACKENDS: dict[str, Callable[[], Backend]] = {
     **ANYWHERE,
     "torch, tiny products and runs": lambda: TorchBackend(budget=64, long_run=3),
 }
 
 
-def random_conversation(rng: random.Random, num_steps: int, num_workers: int = 3):
+def random_conversation(rng: random.Random, num_steps: int, num_workers: int = 3) -> Iterator[Step]:
     """Steps of a team that reads in random orders, freezes blocks at random and starts fresh ones."""
     blocks = [Block(f"b{i}") for i in range(num_workers + 2)]
     for _ in range(num_steps):
@@ -107,10 +109,10 @@ def with_lanes(rng: random.Random, blocks: list[Block]) -> list[Item]:
 
 
 def worst_error(
-    backend,
+    backend: Backend,
     shape: Shape,
-    rope,
-    layer: dict,
+    rope: Rope | None,
+    layer: dict[str, Any],
     dtype: torch.dtype,
     seed: int,
     num_steps: int = 6,
@@ -212,13 +214,15 @@ def test_storage_order_does_not_matter(backend: str) -> None:
         ("a key too many", lambda plan: plan.offsets.__iadd__(1)),
     ],
 )
-def test_the_oracle_sees_a_wrong_plan(monkeypatch, mutation: str, change) -> None:
+def test_the_oracle_sees_a_wrong_plan(
+    monkeypatch: pytest.MonkeyPatch, mutation: str, change: Callable[..., Any]
+) -> None:
     """A control: a plan that is wrong in one integer is caught."""
     from manyhands.cache import planner as planning
 
     right = planning.Planner.plan
 
-    def wrong(self, step):
+    def wrong(self: planning.Planner, step: Step) -> Plan:
         plan = right(self, step)
         change(plan)
         return plan

@@ -43,7 +43,12 @@ ROPES = {
 def kernels(shape: Shape, dtype: torch.dtype = torch.float32, **tiling: int) -> TritonBackend:
     """Small tiles, so that small conversations have several of everything."""
     parts, group = _heads(shape)
-    usual = {"key_tile": 16, "large_rows": 32, "most_small_rows": 16, "least_split": 16}
+    usual: dict[str, Any] = {
+        "key_tile": 16,
+        "large_rows": 32,
+        "most_small_rows": 16,
+        "least_split": 16,
+    }
     return TritonBackend([shape], dtype, DEVICE, Tiling(group, parts, 4, **(usual | tiling)))
 
 
@@ -105,7 +110,8 @@ def test_long_strips_in_two_walks(transposed: bool) -> None:
     launches = backend.launches[0]
     turned = replace(launches.large, keys=16, transposed=transposed)
     names = ("large", "small", "few", "many", "wide")
-    backend.launches = (replace(launches, **dict.fromkeys(names, turned)),)
+    tiles: dict[str, Any] = dict.fromkeys(names, turned)
+    backend.launches = (replace(launches, **tiles),)
     product = Layer(backend, shape, rope, call, num_pages=32, page_size=32, device=DEVICE)
     oracle = DenseOracle(rope, call)
     long, others = Block(), [Block() for _ in range(3)]

@@ -296,7 +296,7 @@ def test_norms_that_are_left_to_what_stores_keys(
         ours.append(product.memory.stores[0], *given, prepared, *own)
     slots = torch.as_tensor(plans[0].slots, device=DEVICE)
     before, behind = (product.memory.stores[0].read(slots) for product in products)
-    bound = {"rtol": 1e-5, "atol": 0.1 if eight_bits else 1e-5}
+    bound: dict[str, Any] = {"rtol": 1e-5, "atol": 0.1 if eight_bits else 1e-5}
     torch.testing.assert_close(q, normed[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(behind[0], before[0], **bound)
     assert torch.equal(behind[1], before[1])

@@ -43,7 +43,7 @@ PLAIN = {"a part": Rope(1 / 100 ** (torch.arange(8) / 8), 16)}  # rounded as the
 def matrix(width: int) -> Tensor:
     """Sylvester's Hadamard matrix [width, width], made orthonormal: signs by the common bits of row and column."""
     signs = [[(-1.0) ** (i & j).bit_count() for j in range(width)] for i in range(width)]
-    return torch.tensor(signs) / width**0.5
+    return torch.tensor(signs) / width**0.5  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("width", [1, 2, 8, 64, 128])
@@ -251,8 +251,8 @@ def test_a_layer_in_one_is_the_layer_in_two(kind: str, form: Form | None) -> Non
         ]
         for step in steps:
             prepared = backend.prepare(product.planner.plan(step), DEVICE)
-            given = [x.to(DEVICE) for x in random_qkv(step, shape, generator, torch.float32)]
-            outs.append(run(product.memory.stores[0], *given, prepared, call))
+            q, k, v = (x.to(DEVICE) for x in random_qkv(step, shape, generator, torch.float32))
+            outs.append(run(product.memory.stores[0], q, k, v, prepared, call))
             for row in step.rows:
                 row.view.own.tokens.extend(row.feed)
             product.pool.keep()

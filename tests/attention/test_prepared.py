@@ -33,6 +33,8 @@ class Kept(Backend):
         self.kernels = kernels
         self.sent = self.grown = 0
         self._plan: Plan | None = None
+        self.buffer: torch.Tensor
+        self.growth: torch.Tensor
 
     def prepare(self, plan: Plan, device: torch.device) -> Prepared:
         last, self._plan = self._plan, plan
@@ -80,7 +82,7 @@ def test_a_team_decodes_from_a_buffer_that_grows_by_itself(
     """Three workers read each other, a fourth joins; every step against the definition."""
     shape, rope = SHAPES["gqa"], ROPES["half-split"]
     call = LayerCall(layer=0, scaling=0.4, **layer)  # type: ignore[arg-type]
-    kept = Kept(kernels(shape))
+    kept = Kept(kernels(shape))  # type: ignore[abstract]
     product = Layer(kept, shape, rope, call, num_pages=96, page_size=16, device=DEVICE)
     oracle = DenseOracle(rope, call)
     generator = torch.Generator().manual_seed(1)

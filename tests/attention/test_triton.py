@@ -58,7 +58,12 @@ def kernels(shape: Shape, dtype: torch.dtype = torch.float32, **tiling: int) -> 
 
 def small_tiles(shape: LayerShape, **tiling: int) -> Tiling:
     """For layers with at most this many query heads to a key head."""
-    usual = {"key_tile": 16, "large_rows": 32, "most_small_rows": 16, "least_split": 16}
+    usual: dict[str, Any] = {
+        "key_tile": 16,
+        "large_rows": 32,
+        "most_small_rows": 16,
+        "least_split": 16,
+    }
     return Tiling(shape.group, shape.num_kv_heads, 4, **(usual | tiling))
 
 
@@ -285,7 +290,9 @@ def test_partials_have_sixteen_bits_where_tiles_are_many_or_large(
         can_begin_beside=True,
         halved_rows=32,
     )
-    sizes = dict.fromkeys(("tokens", "rows", "entries", "pages", "partials", "most_partials"), 128)
+    sizes: dict[str, Any] = dict.fromkeys(
+        ("tokens", "rows", "entries", "pages", "partials", "most_partials"), 128
+    )
     capacity = Capacity(
         **sizes, small=300, large=0, small_rows=16, large_rows=64, occupancy=Occupancy.MANY
     )
@@ -322,7 +329,7 @@ def test_lone_rows_of_sixteen_bits(dtype: torch.dtype, page_size: int) -> None:
 
 def lone_error(
     rope: Rope | None,
-    layer: dict[str, object],
+    layer: dict[str, Any],
     dtype: torch.dtype,
     page_size: int = 4,
 ) -> float:
@@ -332,7 +339,7 @@ def lone_error(
         layer = layer | {"sinks": sinks[: shape.num_heads].to(dtype)}
     if rope is not None:
         rope = Rope(rope.inv_freq.float(), rope.rotary_dim, rope.interleaved)
-    call = LayerCall(layer=0, scaling=0.3, **layer)  # type: ignore[arg-type]  # as in the table
+    call = LayerCall(layer=0, scaling=0.3, **layer)
     backend = kernels(shape, dtype, many=0)
     memory = {"num_pages": 1280 // page_size, "page_size": page_size}
     product = Layer(backend, shape, rope, call, dtype=dtype, device=DEVICE, **memory)
@@ -423,7 +430,7 @@ def test_awkward_sizes_and_an_empty_block(size: int, head_dim: int) -> None:
 def test_a_plan_that_is_wrong_in_one_integer_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     from manyhands.attention import triton_backend
 
-    right = triton_backend.cut
+    right = cut
 
     def wrong(*arguments):  # type: ignore[no-untyped-def]  # as the function it replaces
         work = right(*arguments)
@@ -498,7 +505,8 @@ def test_real_sizes(room, layer: str, dtype: torch.dtype) -> None:  # type: igno
     of size 1, some 2^-8 (bfloat16) and 2^-11 (float16).
     """
     _, shape, shared, reads, owns = room
-    options = {"window": {"window": 700}, "softcap": {"softcap": 20.0}}.get(layer, {})
+    kinds: dict[str, dict[str, Any]] = {"window": {"window": 700}, "softcap": {"softcap": 20.0}}
+    options = kinds.get(layer, {})
     call = LayerCall(layer=0, scaling=shape.head_dim**-0.5, **options)
     half = shape.head_dim // 2
     rope = Rope((1e4 ** -(torch.arange(half) / half)).to(DEVICE), shape.head_dim)
@@ -688,12 +696,13 @@ def right_capacities(
     eight_bits: bool,
 ) -> list[Capacity]:
     """The rounded capacities of a conversation of so many rows, whose answers are right with and without padding."""
-    options = {
+    kinds: dict[str, dict[str, Any]] = {
         "window": {"window": 300},
         "narrow": {"window": 60},  # both edges of an item go beyond its keys
         "sinks": {"sinks": torch.linspace(-1, 1, shape.num_heads, device=DEVICE)},
         "chunk": {"chunk": 256},
-    }.get(layer, {})
+    }
+    options = kinds.get(layer, {})
     call = LayerCall(layer=0, scaling=128**-0.5, **options)
     rotary = 96 if interleaved else 128
     rope = Rope((1e4 ** -(torch.arange(rotary // 2) / 64)).to(DEVICE), rotary, interleaved)
@@ -811,7 +820,7 @@ def test_rows_of_very_different_length() -> None:
         assert (product.step(step, q, k, v).double() - oracle.read(step, q)).abs().max() < 2e-5
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _part(words, even, odd, SIZE: tl.constexpr, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Words [SIZE], and their numbers to two places in float32."""
     at = tl.arange(0, SIZE)

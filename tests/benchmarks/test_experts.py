@@ -79,6 +79,6 @@ def test_a_stack_that_is_wrong_is_red() -> None:
     torch.manual_seed(0)
     stack = Stack(has_bias=True)
     own = stack.forward
-    stack.forward = lambda x, index, shares: own(x, index, shares).roll(1, 0)
+    stack.forward = lambda x, index, shares: own(x, index, shares).roll(1, 0)  # type: ignore[method-assign]
     with torch.inference_mode():
         assert not check_experts(stack, torch.float32, CPU).is_green

@@ -25,6 +25,7 @@ from benchmarks import (
 )
 from benchmarks.results import ROOT, Clock, Results
 from benchmarks.sections import Command, Runner, Section, by_name
+from benchmarks.shapes import TINY
 from manyhands.evaluation.candidates import Answered, Asked
 from manyhands.tasks.task import Sample
 
@@ -69,9 +70,7 @@ def test_a_history_without_room_is_left_out_by_name(
     words = Namespace(device="cpu", tiny=False, out=tmp_path, commit="abc")
     part = long_history.LongHistory("qwq-32b", words, Clock(1))
     part.device = torch.device("cuda")
-    monkeypatch.setattr(
-        long_history.torch.cuda, "mem_get_info", lambda _: (141 * 10**9, 150 * 10**9)
-    )
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (141 * 10**9, 150 * 10**9))
     assert not part._fits(), "float32 weights alone take 130 GB"
     assert {line["what"] for line in part.results.content["left_out"]} == {
         f"history {length}" for length in (16384, 65536, 131072)
@@ -80,7 +79,7 @@ def test_a_history_without_room_is_left_out_by_name(
 
 def test_a_fresh_process_says_what_it_did(tmp_path: Path) -> None:
     out = tmp_path / "told.json"
-    place = start_up.TINY.write(tmp_path / "model")
+    place = TINY.write(tmp_path / "model")
     common = ["--tiny", "--device", "cpu", "--began", str(start_up.IMPORTED - 1)]
     start_up.main([*common, "--place", str(place), "--told", str(out)])
     told = json.loads(out.read_text())

@@ -62,12 +62,13 @@ def test_strips_merged_are_the_op(rows: int) -> None:
     situation = a_situation(rows)
     asked = strips(situation)
     assert asked is not None
-    assert asked.token is not None
+    token = asked.token
+    assert token is not None
     assert len(asked.pages) == rows + 1, "the common block, and each desk"
 
     def error(to_log_2: float) -> float:
         way = Way(partial(by_sequence, asked), to_log_2)
-        out = merging(way, asked, asked.token, len(situation.q))()
+        out = merging(way, asked, token, len(situation.q))()
         every = list(range(situation.plan.num_rows))
         parts = situation.store, situation.q, situation.plan, situation.call
         return check_op(out, *parts, every).error

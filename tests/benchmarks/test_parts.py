@@ -13,6 +13,7 @@ from torch import Tensor
 
 import benchmarks
 from benchmarks import attention, decode, host, latents, performance, plots, prefix, products, tiles
+from benchmarks.results import ROOT
 from manyhands.attention.store import LayerStore
 from manyhands.attention.torch_backend import TorchBackend
 from manyhands.engine.engine import Engine
@@ -125,7 +126,7 @@ def test_the_time_of_the_host_before_and_after(
 ) -> None:
     monkeypatch.setattr(host, "commit_of", lambda checkout: "old")
     common = ["--tiny", "--out", str(tmp_path), "--commit"]
-    host.main([*common, "new", "--against", str(host.ROOT)])
+    host.main([*common, "new", "--against", str(ROOT)])
     first = read(tmp_path)["host_time"]
     assert (first["before"]["commit"], first["commit"]) == ("old", "new")
     host.main([*common, "newer"])

@@ -202,7 +202,7 @@ def test_shapes_come_to_the_known_sizes(tmp_path: Path) -> None:
     for packed, shape in SHAPES.items():
         name = packed.removesuffix("-mxfp4")
         table = shape.config["hidden_size"] * shape.config["vocab_size"]
-        experts = shape.num_stacks * shape.num_experts * shape.expert_bytes(itemsize=1)
+        experts: float = shape.num_stacks * shape.num_experts * shape.expert_bytes(itemsize=1)
         experts *= 32 / 17 if shape.is_mxfp4 else 1
         total = sum(a * b for a, b in shape.products()) + table + experts
         assert round(total / 1e6) == pytest.approx(millions[name], rel=1e-3)
@@ -255,7 +255,7 @@ def test_what_fails_is_left_out_and_the_rest_goes_on(
     found = Results("part", arguments, Clock(1.0))
     with found.surviving("one thing"):
         raise torch.OutOfMemoryError("too large\nand more")
-    found.add("cells", ms=1.0)
+    found.add("cells", ms=1.0)  # type: ignore[unreachable]
     written = json.loads((tmp_path / "part.json").read_text())
     assert written["left_out"] == [{"what": "one thing", "why": "OutOfMemoryError: too large"}]
     assert written["cells"] == [{"ms": 1.0}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import apps, needles
+from benchmarks.prefix import Apart
 from manyhands.cache.plan import Plan
 from manyhands.cache.step import Step
 
@@ -28,7 +29,7 @@ def test_one_level_of_sharing_and_two(
 def test_needles_and_the_line_without_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     planned = []
 
-    class Watched(needles.Apart):
+    class Watched(Apart):
         def plan(self, step: Step) -> Plan:
             planned.append(step)
             return super().plan(step)

@@ -30,6 +30,7 @@ from benchmarks.vllm_process import CASCADE, PLAIN, Asked, Crowd, Watched
 from benchmarks.whole_engines import OURS, TEAM
 from manyhands.cache.block import Block
 from manyhands.engine.engine import Engine
+from manyhands.engine.loop import run_passes
 from manyhands.evaluation.bench import fill
 from manyhands.model.dummy import STD
 from manyhands.model.quantised.mxfp4 import Mxfp4Stack
@@ -434,7 +435,7 @@ def test_what_lies_between_two_steps_of_this_engine_is_timed(
     decode: Callable[[Engine], list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As between two of vLLM's: on the caller's clock, from tokens to tokens."""
-    usual = whole_engines.run_passes
+    usual = run_passes
 
     def slow(*words: Any) -> Any:
         for each in usual(*words):
@@ -495,9 +496,10 @@ def test_weights_are_filled_as_this_engine_fills_them() -> None:
 
 def test_experts_in_mxfp4_are_filled_with_bits_of_the_same_spread() -> None:
     """Where the kernels read them; what vLLM keeps of the checkpoint's bytes is left."""
-    store = lambda *size: SimpleNamespace(  # noqa: E731
-        storage=SimpleNamespace(data=torch.zeros(size, dtype=torch.uint8))
-    )
+
+    def store(*size: int) -> SimpleNamespace:
+        return SimpleNamespace(storage=SimpleNamespace(data=torch.zeros(size, dtype=torch.uint8)))
+
     network: Any = torch.nn.Module()
     network.w13_weight, network.w2_weight = store(2, 32, 64, 16), store(2, 32, 64, 16)
     scales = {name: store(2, 32, 64) for name in ("w13", "w2")}

@@ -11,25 +11,25 @@ from manyhands.cache.view import Beginning, Lanes, View
 from manyhands.errors import InvalidRequest
 
 
-def test_a_new_block_is_empty():
+def test_a_new_block_is_empty() -> None:
     block = Block()
     assert (block.name, block.tokens, block.num_tokens, block.frozen) == ("", [], 0, False)
 
 
-def test_length_follows_the_tokens():
+def test_length_follows_the_tokens() -> None:
     block = Block("desk")
     block.tokens.extend((7, 8, 9))
     assert block.num_tokens == 3
     assert repr(block) == "Block('desk', 3 tokens)"
 
 
-def test_blocks_with_the_same_tokens_are_not_equal():
+def test_blocks_with_the_same_tokens_are_not_equal() -> None:
     one, other = Block("a"), Block("a")
     assert one != other
     assert len({one, other}) == 2
 
 
-def test_a_frozen_block_may_not_be_written():
+def test_a_frozen_block_may_not_be_written() -> None:
     block = Block("desk")
     block.check_writable()
     assert block.freeze() is block

@@ -56,7 +56,7 @@ def test_random_steps(seed: int, most_tokens: int) -> None:
     waiting = [row for row in step.rows if written & set(row.view.blocks[:-1])]
     early, rest = in_chunks(step, most_tokens)
 
-    fed = {row.view.own: () for row in step.rows}
+    fed: dict[Block, tuple[int, ...]] = {row.view.own: () for row in step.rows}
     for chunk in (*early, rest):
         for row in chunk.rows:
             fed[row.view.own] += row.feed

@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from manyhands.cache.block import Block
-from manyhands.cache.pages import PagePool
+from manyhands.cache.pages import PagePool, Strip
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
@@ -24,7 +24,8 @@ def write(pool: PagePool, num_tokens: int, *, frozen: bool = False) -> Block:
 def test_pages_go_and_come_back() -> None:
     pool = PagePool(8, 4)
     stays, goes = write(pool, 6), write(pool, 9)
-    pool.evict([goes], strips := [])
+    strips: list[Strip] = []
+    pool.evict([goes], strips)
     assert pool.num_free_pages == 6
     assert pool.is_evicted(goes)
     assert not pool.is_evicted(stays)
@@ -43,7 +44,8 @@ def test_neighbours_stay_together_without_the_gaps() -> None:
     assert pool.join(third, second) is not None
     del second
     gc.collect()
-    pool.evict([third, first], strips := [])
+    strips: list[Strip] = []
+    pool.evict([third, first], strips)
     (strip,) = strips
     assert pool.num_free_pages == 16
     assert [pool.place(block).offset for block in (first, third)] == [0, 5]
@@ -62,7 +64,8 @@ def test_who_lies_behind_somebody_elses_block_leaves_it_there() -> None:
     pool = PagePool(8, 4)
     prefix, ours = write(pool, 6, frozen=True), write(pool, 7, frozen=True)
     assert pool.join(ours, prefix) is not None
-    pool.evict([ours], strips := [])
+    strips: list[Strip] = []
+    pool.evict([ours], strips)
     assert pool.num_free_pages == 6
     assert pool.place(prefix).strip not in strips
     pool.bring_back(strips)
@@ -73,7 +76,8 @@ def test_who_lies_behind_somebody_elses_block_leaves_it_there() -> None:
 def test_a_block_that_dies_while_evicted_needs_no_pages() -> None:
     pool = PagePool(8, 4)
     block = write(pool, 9)
-    pool.evict([block], strips := [])
+    strips: list[Strip] = []
+    pool.evict([block], strips)
     del block
     gc.collect()
     assert pool.num_pages_to_add(dict.fromkeys(strips, 0)) == 0
@@ -84,7 +88,8 @@ def test_a_block_that_dies_while_evicted_needs_no_pages() -> None:
 def test_no_room_to_come_back() -> None:
     pool = PagePool(4, 4)
     goes = write(pool, 9)
-    pool.evict([goes], strips := [])
+    strips: list[Strip] = []
+    pool.evict([goes], strips)
     stays = write(pool, 8)
     with pytest.raises(OutOfMemory, match="needs 3 pages"):
         pool.bring_back(strips)
@@ -102,7 +107,8 @@ def test_no_row_reads_an_evicted_block() -> None:
         planner.plan(Step(step))
         for row in step:
             row.view.own.tokens.extend(row.feed)
-    pool.evict([prompt], strips := [])
+    strips: list[Strip] = []
+    pool.evict([prompt], strips)
     for reader in (view, View([prompt, other])):
         with pytest.raises(InvalidRequest, match="was preempted"):
             planner.plan(Step([Row(reader, (6,))]))

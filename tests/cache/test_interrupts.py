@@ -14,6 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -177,8 +178,8 @@ def conversation(driver: Driver) -> None:
     kept = {block: block.num_tokens for block in away}
     for block in away:
         gone: list[Strip] = []
-        driver.insist(lambda block=block, gone=gone: pool.evict([block], gone))
-        driver.insist(lambda gone=gone: pool.bring_back(gone))
+        driver.insist(partial(pool.evict, [block], gone))
+        driver.insist(partial(pool.bring_back, gone))
         place = pool.place(block)
         slots = pool.slots(place.strip, place.offset, place.offset + kept[block])
         for index, slot in enumerate(slots.tolist()):  # its keys are written again

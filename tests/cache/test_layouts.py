@@ -15,6 +15,7 @@ import pytest
 
 from manyhands.cache.block import Block
 from manyhands.cache.layouts import LAYOUTS, Cast, Layout, combined, everything
+from manyhands.cache.view import View
 from manyhands.errors import InvalidRequest
 
 HISTORY = ("H1", "H2", "H3")
@@ -90,7 +91,7 @@ def cast_of(workers: int, history: tuple[str, ...] = HISTORY) -> Cast:
     )
 
 
-def names(view) -> str:
+def names(view: View) -> str:
     return " ".join(block.name for block in view.blocks)
 
 
@@ -100,7 +101,7 @@ AT_FIRST = {"combined": "P > 1 m + 2", "contiguous": "P 1 m + 2", "interleaved":
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layout(layout, workers):
+def test_layout(layout: str, workers: int) -> None:
     cast = cast_of(workers)
     views = [LAYOUTS[layout](cast, worker) for worker in range(workers)]
     assert list(map(names, views)) == EXPECTED[layout][workers]
@@ -108,7 +109,7 @@ def test_layout(layout, workers):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_before_anything_is_finished(layout):
+def test_before_anything_is_finished(layout: str) -> None:
     assert names(LAYOUTS[layout](cast_of(2, history=()), 1)) == AT_FIRST[layout]
 
 
@@ -124,7 +125,7 @@ def differences(layout: Layout) -> list[str]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_layout_is_what_it_says_of_itself(layout):
+def test_a_layout_is_what_it_says_of_itself(layout: str) -> None:
     assert differences(LAYOUTS[layout]) == []
     wrong = replace(
         LAYOUTS[layout],
@@ -134,7 +135,7 @@ def test_a_layout_is_what_it_says_of_itself(layout):
     assert differences(wrong) == ["keeps_history", "sees_desks"]  # the control
 
 
-def test_the_layout_of_how_to_add_is_what_it_says_of_itself():
+def test_the_layout_of_how_to_add_is_what_it_says_of_itself() -> None:
     """The leader alone reads all desks there."""
     page = (Path(__file__).parents[2] / "docs" / "how_to_add.md").read_text(encoding="utf-8")
     block = page.partition("\n## A layout\n")[2].partition("```python\n")[2].partition("```\n")[0]
@@ -145,7 +146,7 @@ def test_the_layout_of_how_to_add_is_what_it_says_of_itself():
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_views_hold_the_very_blocks_of_the_cast(layout):
+def test_views_hold_the_very_blocks_of_the_cast(layout: str) -> None:
     cast = cast_of(3)
     known = {cast.prompt, cast.others_header, cast.own_header, cast.marker}
     known |= {*cast.desks, *cast.history}
@@ -153,7 +154,7 @@ def test_views_hold_the_very_blocks_of_the_cast(layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_empty_desks_take_no_room(layout):
+def test_empty_desks_take_no_room(layout: str) -> None:
     cast = cast_of(3)
     cast.prompt.tokens.extend((1, 2))
     cast.desks[0].tokens.extend((3, 4, 5))
@@ -163,17 +164,17 @@ def test_empty_desks_take_no_room(layout):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
-def test_everything(workers):
+def test_everything(workers: int) -> None:
     tails = [Block(f"t{worker + 1}") for worker in range(workers)]
     assert names(everything(cast_of(workers), tails, Block("x"))) == EVERYTHING[workers]
 
 
-def test_everything_may_end_with_several_blocks():
+def test_everything_may_end_with_several_blocks() -> None:
     view = everything(cast_of(1, history=()), [Block("t1")], Block("x"), Block("y"))
     assert names(view) == "P > + 1 t1 x y"
 
 
-def test_everything_wants_a_tail_for_every_desk():
+def test_everything_wants_a_tail_for_every_desk() -> None:
     with pytest.raises(ValueError, match="zip"):
         everything(cast_of(2), [Block("t1")])
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ NUM_PAGES, PAGE_SIZE = 12, 3
 ROOMY = 60  # pages, of which some can be spared
 
 
-def state(pool: PagePool, blocks: list[Block]) -> tuple[object, ...]:
+def state(pool: PagePool, blocks: list[Block]) -> tuple[Any, ...]:
     """Everything that must not change when a method fails: free pages first. Spares may go."""
     strips = [pool.place(block).strip for block in blocks]
     places = [
@@ -376,7 +377,7 @@ def grown(pool: PagePool, size: int, name: str = "") -> Block:
     return block
 
 
-def test_slots_run_through_the_pages():
+def test_slots_run_through_the_pages() -> None:
     pool = PagePool(6, 4)
     first, second = Block(), Block()
     pool.reserve([(first, 3)])
@@ -387,7 +388,7 @@ def test_slots_run_through_the_pages():
     assert pool.num_slots == 24
 
 
-def test_out_of_memory_says_what_is_missing_and_changes_nothing():
+def test_out_of_memory_says_what_is_missing_and_changes_nothing() -> None:
     pool = PagePool(3, 4)
     small, large = grown(pool, 4), Block()
     before = state(pool, [small, large])
@@ -399,7 +400,7 @@ def test_out_of_memory_says_what_is_missing_and_changes_nothing():
     pool.reserve([(small, 1), (large, 4)])
 
 
-def test_what_a_failed_pass_had_is_free_for_others():
+def test_what_a_failed_pass_had_is_free_for_others() -> None:
     pool = PagePool(4, 1)
     block, other = grown(pool, 1), Block()
     pool.promise([(block, 3)])
@@ -411,7 +412,7 @@ def test_what_a_failed_pass_had_is_free_for_others():
     assert pool.num_free_pages == 0
 
 
-def test_what_cannot_join():
+def test_what_cannot_join() -> None:
     pool = PagePool(8, 2)
     first, second, third = (grown(pool, 2).freeze() for _ in range(3))
     empty, live = Block().freeze(), grown(pool, 2)
@@ -425,7 +426,7 @@ def test_what_cannot_join():
     assert pool.place(live).offset == 0
 
 
-def test_a_move_without_room_is_no_error():
+def test_a_move_without_room_is_no_error() -> None:
     pool = PagePool(3, 2)
     first, second = grown(pool, 2).freeze(), grown(pool, 3).freeze()
     assert pool.num_free_pages == 0
@@ -433,7 +434,7 @@ def test_a_move_without_room_is_no_error():
     assert pool.place(second).offset == 0
 
 
-def test_a_strip_lives_as_long_as_one_of_its_blocks():
+def test_a_strip_lives_as_long_as_one_of_its_blocks() -> None:
     pool = PagePool(8, 2)
     first, second = grown(pool, 4).freeze(), grown(pool, 4).freeze()
     pool.join(second, first)
@@ -444,7 +445,7 @@ def test_a_strip_lives_as_long_as_one_of_its_blocks():
     assert pool.num_free_pages == 8
 
 
-def test_a_block_may_go_while_another_goes(monkeypatch: pytest.MonkeyPatch):
+def test_a_block_may_go_while_another_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A garbage collection comes when it comes: here, between two steps of freeing."""
     pool = PagePool(8, 2)
     first, second = grown(pool, 4).freeze(), grown(pool, 4).freeze()
@@ -453,8 +454,8 @@ def test_a_block_may_go_while_another_goes(monkeypatch: pytest.MonkeyPatch):
     del first, second
     free, places = pool._free, pool.place(blocks[0]).strip.places
 
-    class Interrupted(list):
-        def extend(self, pages):
+    class Interrupted(list[int]):
+        def extend(self, pages: Iterable[int]) -> None:
             super().extend(pages)
             blocks.clear()
 
@@ -466,7 +467,7 @@ def test_a_block_may_go_while_another_goes(monkeypatch: pytest.MonkeyPatch):
     assert sorted(pool._free) == list(range(8))
 
 
-def test_both_halves_of_a_divided_block_are_its_keys_and_go_one_by_one():
+def test_both_halves_of_a_divided_block_are_its_keys_and_go_one_by_one() -> None:
     pool = PagePool(8, 2)
     block = grown(pool, 7, "all").freeze()
     head, tail = pool.divide(block, 3)
@@ -486,7 +487,7 @@ def test_both_halves_of_a_divided_block_are_its_keys_and_go_one_by_one():
     assert pool.num_free_pages == 8
 
 
-def test_a_half_can_be_divided_again():
+def test_a_half_can_be_divided_again() -> None:
     pool = PagePool(8, 2)
     block = grown(pool, 7).freeze()
     block.tokens[:] = range(7)
@@ -512,8 +513,14 @@ class Shelf:
         self.asked.append(num_pages)
         self.blocks.pop()
 
+    def keeps(self, block: Block) -> bool:
+        return block in self.blocks
 
-def test_a_keeper_makes_room_for_a_step():
+    def let_go(self) -> bool:
+        raise NotImplementedError
+
+
+def test_a_keeper_makes_room_for_a_step() -> None:
     pool = PagePool(4, 2)
     shelf = Shelf(grown(pool, 4), grown(pool, 3))
     pool.keepers.add(shelf)
@@ -529,7 +536,7 @@ def test_a_keeper_makes_room_for_a_step():
 
 
 @pytest.mark.parametrize(("recycle", "expected"), [(True, [0, 0, 0]), (False, [0, 1, 2])])
-def test_pages_are_used_again_or_not(recycle, expected):
+def test_pages_are_used_again_or_not(recycle: bool, expected: list[int]) -> None:
     pool = PagePool(4, 2, recycle=recycle)
     pages = []
     for _ in range(3):
@@ -540,12 +547,12 @@ def test_pages_are_used_again_or_not(recycle, expected):
     assert pool.num_free_pages == (4 if recycle else 1)
 
 
-def test_slots_of_nothing():
+def test_slots_of_nothing() -> None:
     pool = PagePool(1, 2)
     assert pool.slots(pool.place(Block()).strip, 0, 0).dtype == np.int64
 
 
-def test_places_of_many_are_those_of_each():
+def test_places_of_many_are_those_of_each() -> None:
     """Of blocks that are met for the first time, too, and behind a change that was interrupted."""
     pool = PagePool(16, 4)
     known, fresh = [Block(), Block()], Block()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, pairwise
 from typing import Any
@@ -38,7 +38,7 @@ class Ledger:
 
     def play(self, step: Step) -> Plan:
         plan = self.planner.plan(step)
-        self.moves = []
+        self.moves: list[Move] = []
         self.planner.pool.make_moves(self.move)
         fed = [
             (row.view.own, row.view.own.num_tokens + i)
@@ -163,7 +163,7 @@ def random_step(rng: random.Random, blocks: list[Block], views: list[View]) -> S
     page_size=st.sampled_from([1, 2, 3, 16]),
     joins_ahead=st.booleans(),
 )
-def test_random_conversations(seed, page_size, joins_ahead):
+def test_random_conversations(seed: int, page_size: int, joins_ahead: bool) -> None:
     """`joins_ahead`: compaction waits for a plan that is made ahead, or for the next one where there is none."""
     rng = random.Random(seed)
     ledger = Ledger(PagePool(4000 // page_size, page_size))
@@ -183,7 +183,7 @@ def test_random_conversations(seed, page_size, joins_ahead):
             views[:] = [view for view in views if gone not in view.blocks]
 
 
-def test_behind_lanes_that_grow_a_plan_is_not_linear():
+def test_behind_lanes_that_grow_a_plan_is_not_linear() -> None:
     """Today one lane is the longest, and after some passes another one."""
     ledger = Ledger(PagePool(100, 2))
     trunk, short, long, own = (Block(name) for name in ("trunk", "short", "long", "own"))
@@ -200,7 +200,7 @@ def test_behind_lanes_that_grow_a_plan_is_not_linear():
 
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_little_memory(seed):
+def test_little_memory(seed: int) -> None:
     """Passes that do not fit change nothing, and what is freed serves the passes after them."""
     rng = random.Random(seed)
     pool = PagePool(24, 2)
@@ -225,10 +225,11 @@ def test_little_memory(seed):
     assert pool.num_free_pages == pool.num_pages
 
 
-def test_a_growing_history_is_read_in_one_piece():
+def test_a_growing_history_is_read_in_one_piece() -> None:
     """The team's way of working: desks freeze and join the history, whose reads stay few."""
     ledger = Ledger(PagePool(200, 4))
-    prompt, history = Block("prompt"), []
+    prompt = Block("prompt")
+    history: list[Block] = []
     desks = [Block("a 1"), Block("b 1")]
     ledger.play(Step([Row(View([prompt]), tuple(range(9)))]))
     prompt.freeze()
@@ -311,7 +312,7 @@ def test_tokens_added_by_hand_to_a_block_that_is_read_are_noticed(size: int, cou
 @settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 2**32), joins_ahead=st.booleans())
 @example(seed=164, joins_ahead=True)
-def test_random_teams(seed, joins_ahead):
+def test_random_teams(seed: int, joins_ahead: bool) -> None:
     """Views that differ in the places of some desks are made from each other; blocks may stand twice, and beside each other.
 
     In the example one row has a finished block where another one has a block that grows.
@@ -353,7 +354,7 @@ class BothWays(Planner):
 
     num_alike = num_refused = 0
 
-    def _laid_alike(self, step, growth):
+    def _laid_alike(self, step: Step, growth: Mapping[Block, int]) -> Any:
         had = self._has_waiting
         if (laid := super()._laid_alike(step, growth)) is None:
             self.num_refused += 1
@@ -439,7 +440,7 @@ def test_most_teams_are_laid_out_as_one() -> None:
     ledger = Ledger(pool)
     planner = ledger.planner = BothWays(pool)
     planner.joins_ahead = True
-    cast = Cast(*(Block() for _ in range(4)), desks=tuple(Block() for _ in range(5)))
+    cast = Cast(Block(), Block(), Block(), Block(), desks=tuple(Block() for _ in range(5)))
     blocks = (cast.prompt, cast.others_header, cast.own_header, cast.marker)
     ledger.play(Step(Row(View([block]), (1,) * 5) for block in blocks))
     for block in blocks:
@@ -506,7 +507,7 @@ def test_what_lies_right_behind_the_trunk_is_read_with_it() -> None:
     ledger = Ledger(pool)
     planner = ledger.planner = BothWays(pool)
     planner.joins_ahead = True
-    cast = Cast(*(Block() for _ in range(4)), desks=(Block(), Block()))
+    cast = Cast(Block(), Block(), Block(), Block(), desks=(Block(), Block()))
     ledger.play(Step(Row(View([block]), (1,) * 5) for block in (cast.prompt, cast.own_header)))
     cast.prompt.freeze()
     cast.own_header.freeze()
@@ -550,7 +551,7 @@ def test_control_a_matrix_that_forgets_copies_is_noticed(monkeypatch: pytest.Mon
         test_most_teams_are_laid_out_as_one()
 
 
-def test_views_that_differ_in_places_of_a_block_that_stands_twice():
+def test_views_that_differ_in_places_of_a_block_that_stands_twice() -> None:
     """Neither place is that of the other view."""
     ledger = Ledger(PagePool(400, 4))
     first, second, third = (Block(name) for name in "abc")
@@ -589,9 +590,9 @@ def test_of_the_views_of_a_team_one_is_walked(monkeypatch: pytest.MonkeyPatch) -
     for desk in desks:
         desk.freeze()
     walked.clear()
-    others = [View([prompt, *desks[:at], *desks[at + 1 :], Block()]) for at in range(3)]
-    ledger.play(Step([Row(view, (2,)) for view in others]))
-    assert {*others} <= {*walked}
+    views = [View([prompt, *desks[:at], *desks[at + 1 :], Block()]) for at in range(3)]
+    ledger.play(Step([Row(view, (2,)) for view in views]))
+    assert {*views} <= {*walked}
 
 
 def test_a_step_that_ends_costs_no_walk_over_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -637,7 +638,7 @@ def test_control_without_trunks_it_does(monkeypatch: pytest.MonkeyPatch) -> None
         test_a_step_that_ends_costs_no_walk_over_the_history(monkeypatch)
 
 
-def test_integers_of_two_workers_by_hand():
+def test_integers_of_two_workers_by_hand() -> None:
     ledger = Ledger(PagePool(8, 2))
     prompt, alice, bob = Block("prompt"), Block("alice"), Block("bob")
     plan = ledger.play(
@@ -677,7 +678,7 @@ def test_page_tables_stand_one_behind_another(sizes: tuple[int, ...]) -> None:
     assert tables.joined.dtype == tables.indptr.dtype == np.int64
 
 
-def test_context_limit_is_told_before_anything_changes():
+def test_context_limit_is_told_before_anything_changes() -> None:
     pool = PagePool(16, 2)
     ledger = Ledger(pool, max_positions=6)
     prompt, one, other = Block("prompt"), Block("one"), Block("other")
@@ -697,7 +698,7 @@ def test_context_limit_is_told_before_anything_changes():
     ledger.play(Step([Row(View([other]), (1,))]))
 
 
-def test_a_reader_beyond_the_limit_stops_the_step_of_a_shorter_one():
+def test_a_reader_beyond_the_limit_stops_the_step_of_a_shorter_one() -> None:
     """Tokens fed to others count: all rows see each other in the very pass."""
     ledger = Ledger(PagePool(16, 2), max_positions=4)
     one, other = Block("one"), Block("other")
@@ -705,7 +706,7 @@ def test_a_reader_beyond_the_limit_stops_the_step_of_a_shorter_one():
         ledger.planner.plan(Step([Row(View([one]), (1, 2, 3)), Row(View([one, other]), (4, 5))]))
 
 
-def test_moves_of_a_refused_pass_come_with_the_next_one():
+def test_moves_of_a_refused_pass_come_with_the_next_one() -> None:
     pool = PagePool(6, 2)
     ledger = Ledger(pool)
     first, second, own = Block("first"), Block("second"), Block("own")
@@ -719,7 +720,7 @@ def test_moves_of_a_refused_pass_come_with_the_next_one():
     assert len(plan.reads.row) == 2
 
 
-def test_plans_are_64_bit_integers():
+def test_plans_are_64_bit_integers() -> None:
     plan = Planner(PagePool(4)).plan(Step([Row(View([Block()]), (1, 2))]))
     arrays = [plan.token_ids, plan.row_indptr, plan.positions, plan.offsets, plan.slots]
     arrays += [plan.reads.row, plan.reads.base, plan.reads.low, plan.reads.high]
@@ -727,7 +728,7 @@ def test_plans_are_64_bit_integers():
     assert {array.dtype for array in arrays} == {np.dtype(np.int64)}
 
 
-def test_the_same_blocks_behind_other_beginnings_are_looked_up_for_each():
+def test_the_same_blocks_behind_other_beginnings_are_looked_up_for_each() -> None:
     """Two runs in one step, whose workers share two desks; their prompts lie elsewhere."""
     ledger = Ledger(PagePool(64, 4))
     prompts, desks = [Block("one"), Block("other")], [Block("a"), Block("b")]

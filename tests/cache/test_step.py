@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -21,38 +21,38 @@ from manyhands.errors import InvalidRequest
 from manyhands.schema.plain import to_plain
 
 
-def test_a_row_takes_any_sequence_of_ids():
+def test_a_row_takes_any_sequence_of_ids() -> None:
     row = Row(View([Block()]), [1, 2])  # type: ignore[arg-type]  # lists are welcome
     assert row.feed == (1, 2)
     assert row.choice is GREEDY
     assert row.writer is None
 
 
-def test_a_row_feeds_something():
+def test_a_row_feeds_something() -> None:
     with pytest.raises(InvalidRequest) as caught:
         Row(View([Block("desk")]), ())
     assert str(caught.value) == "the row that writes to Block('desk', 0 tokens) feeds no token"
     assert caught.value.hint == "Feed at least one token, or leave the row out of the step."
 
 
-def test_a_row_writes_to_no_frozen_block():
+def test_a_row_writes_to_no_frozen_block() -> None:
     view = View([Block(), Block("desk").freeze()])
     with pytest.raises(InvalidRequest, match="is frozen"):
         Row(view, (1,))
 
 
-def test_a_row_reads_frozen_blocks():
+def test_a_row_reads_frozen_blocks() -> None:
     assert Row(View([Block().freeze(), Block()]), (1,)).feed == (1,)
 
 
-def test_a_step_has_rows():
+def test_a_step_has_rows() -> None:
     with pytest.raises(InvalidRequest) as caught:
         Step([])
     assert str(caught.value) == "a step was made of no rows"
     assert caught.value.hint == "Ask for at least one row."
 
 
-def test_rows_of_a_step_write_to_different_blocks():
+def test_rows_of_a_step_write_to_different_blocks() -> None:
     shared, desk = Block("shared"), Block("desk")
     rows = [Row(View([shared, desk]), (1,)), Row(View([desk]), (2,))]
     with pytest.raises(InvalidRequest) as caught:
@@ -61,7 +61,7 @@ def test_rows_of_a_step_write_to_different_blocks():
     assert "block of its own" in caught.value.hint
 
 
-def test_rows_may_read_what_others_write():
+def test_rows_may_read_what_others_write() -> None:
     left, right = Block(), Block()
     step = Step(Row(view, (1,)) for view in (View([left, right]), View([right, left])))
     assert len(step.rows) == 2
@@ -83,7 +83,7 @@ def test_rows_may_read_what_others_write():
         ({"draw": -0.01}, "draw is -0.01; expected 0 or more, below 1"),
     ],
 )
-def test_a_choice_out_of_range(setting, expected):
+def test_a_choice_out_of_range(setting: dict[str, Any], expected: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         Choice(**setting)
     assert str(caught.value) == expected
@@ -98,17 +98,17 @@ def test_a_choice_out_of_range(setting, expected):
         {"forbidden": frozenset({4})},
     ],
 )
-def test_choices_in_range(setting):
+def test_choices_in_range(setting: dict[str, Any]) -> None:
     Choice(**setting)
 
 
 @pytest.mark.parametrize("forbidden", [frozenset({1, 2}), frozenset({1, 2, 3})])
-def test_something_must_be_left_to_choose(forbidden):
+def test_something_must_be_left_to_choose(forbidden: frozenset[int]) -> None:
     with pytest.raises(InvalidRequest, match="no token is left to choose from"):
         Choice(allowed=frozenset({1, 2}), forbidden=forbidden)
 
 
-def test_allowing_nothing_is_refused():
+def test_allowing_nothing_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="no token is left to choose from"):
         Choice(allowed=frozenset())
 
@@ -120,60 +120,60 @@ READ = Block("notes")
 @pytest.mark.parametrize(
     ("make", "said", "mend"),
     [
-        (lambda: Row(View([READ]), "hi"), "is 'hi'; expected token ids", "engine.text.encode"),
-        (lambda: Row(View([READ]), "12"), "is '12'; expected token ids", "engine.text.encode"),
-        (lambda: Row(View([READ]), 5), "is 5; expected token ids", "(token,)"),
-        (lambda: Row(View([READ]), None), "is None; expected token ids", "engine.text.encode"),
-        (lambda: Row(View([READ]), [1.5]), r"is \[1.5\]; expected token ids", "engine.text.encode"),
-        (lambda: Row(View([READ]), [1], targets=3), "the targets of .* is 3; expected token", "(t"),
-        (lambda: Row(View([READ]), [1], draft="2"), "the draft of .* is '2'; expected token", "(t"),
+        (lambda: Row(View([READ]), "hi"), "is 'hi'; expected token ids", "engine.text.encode"),  # type: ignore[arg-type]
+        (lambda: Row(View([READ]), "12"), "is '12'; expected token ids", "engine.text.encode"),  # type: ignore[arg-type]
+        (lambda: Row(View([READ]), 5), "is 5; expected token ids", "(token,)"),  # type: ignore[arg-type]
+        (lambda: Row(View([READ]), None), "is None; expected token ids", "engine.text.encode"),  # type: ignore[arg-type]
+        (lambda: Row(View([READ]), [1.5]), r"is \[1.5\]; expected token ids", "engine.text.encode"),  # type: ignore[arg-type]
+        (lambda: Row(View([READ]), [1], targets=3), "the targets of .* is 3; expected token", "(t"),  # type: ignore[arg-type]
+        (lambda: Row(View([READ]), [1], draft="2"), "the draft of .* is '2'; expected token", "(t"),  # type: ignore[arg-type]
         (
-            lambda: Row(View([READ]), [1], tally=3),
+            lambda: Row(View([READ]), [1], tally=3),  # type: ignore[arg-type]
             "the tally of a row is of type int",
             "choice.tally()",
         ),
         (
-            lambda: Row(View([READ]), [1], writer=3),
+            lambda: Row(View([READ]), [1], writer=3),  # type: ignore[arg-type]
             "the writer of a row is of type int",
             "writer='solver'",
         ),
         (
-            lambda: Row([READ], [1]),
+            lambda: Row([READ], [1]),  # type: ignore[arg-type]
             "view of a row is of type list; expected a View",
             "Row(View([block])",
         ),
         (
-            lambda: Row(READ, [1]),
+            lambda: Row(READ, [1]),  # type: ignore[arg-type]
             "view of a row is of type Block; expected a View",
             "Row(View([block])",
         ),
         (
-            lambda: Row(View([READ]), [1], 0.7),
+            lambda: Row(View([READ]), [1], 0.7),  # type: ignore[arg-type]
             "choice of a row is of type float",
             "temperature=0.7",
         ),
-        (lambda: Step(Row(View([READ]), [1])), "one Row; expected a list of rows", "Step([Row("),
-        (lambda: Step([View([READ])]), "a View where a Row was expected", "Step([Row("),
+        (lambda: Step(Row(View([READ]), [1])), "one Row; expected a list of rows", "Step([Row("),  # type: ignore[arg-type]
+        (lambda: Step([View([READ])]), "a View where a Row was expected", "Step([Row("),  # type: ignore[list-item]
         (
-            lambda: Choice(allowed=[1]),
+            lambda: Choice(allowed=[1]),  # type: ignore[arg-type]
             r"allowed is \[1\]; expected a frozenset",
             "allowed=frozenset",
         ),
         (
-            lambda: Choice(forbidden=3),
+            lambda: Choice(forbidden=3),  # type: ignore[arg-type]
             "forbidden is 3; expected a frozenset",
             "forbidden=frozenset",
         ),
-        (lambda: Choice(forbidden=()), r"forbidden is \(\); expected a frozenset", "frozenset({id"),
+        (lambda: Choice(forbidden=()), r"forbidden is \(\); expected a frozenset", "frozenset({id"),  # type: ignore[arg-type]
         (
-            lambda: Choice(allowed={1}),
+            lambda: Choice(allowed={1}),  # type: ignore[arg-type]
             r"allowed is \{1\}; expected a frozenset",
             "allowed=frozenset",
         ),
-        (lambda: Choice(logit_bias=3), "logit_bias is 3; expected a mapping", "logit_bias={"),
-        (lambda: Choice(logit_bias={"a": 3}), "logit_bias has 'a': 3; expected token ids", ""),
-        (lambda: Choice(logit_bias={1: "b"}), "logit_bias has 1: 'b'; expected token ids", ""),
-        (lambda: Choice(mask=[1]), "mask is of type list; expected bytes", ""),
+        (lambda: Choice(logit_bias=3), "logit_bias is 3; expected a mapping", "logit_bias={"),  # type: ignore[arg-type]
+        (lambda: Choice(logit_bias={"a": 3}), "logit_bias has 'a': 3; expected token ids", ""),  # type: ignore[dict-item]
+        (lambda: Choice(logit_bias={1: "b"}), "logit_bias has 1: 'b'; expected token ids", ""),  # type: ignore[dict-item]
+        (lambda: Choice(mask=[1]), "mask is of type list; expected bytes", ""),  # type: ignore[arg-type]
         (
             lambda: Choice(logit_bias={1: HUGE}),
             "adds a number of more than 308 digits to token 1",
@@ -181,7 +181,7 @@ READ = Block("notes")
         ),
         (lambda: Choice(logit_bias={1: -HUGE}), "adds a number of more than 308 digits", ""),
         (
-            lambda: Choice(logit_bias={1: Fraction(HUGE)}),
+            lambda: Choice(logit_bias={1: Fraction(HUGE)}),  # type: ignore[dict-item]
             "adds a number of more than 308 digits",
             "",
         ),
@@ -190,31 +190,33 @@ READ = Block("notes")
         (lambda: Choice(logit_bias={1: math.inf}), "adds inf to token 1", ""),
         (lambda: Choice(logit_bias={1: True}), "logit_bias has 1: True; expected token ids", ""),
         (lambda: Choice(logit_bias={1: 100.5}), "logit_bias adds 100.5 to token 1; expected", ""),
-        (lambda: Choice(allowed=HUGE), "allowed is a number of more than 308 digits", "frozenset"),
+        (lambda: Choice(allowed=HUGE), "allowed is a number of more than 308 digits", "frozenset"),  # type: ignore[arg-type]
         (
             lambda: Choice(allowed=frozenset({True})),
             "allowed has True; expected token ids",
             "encode",
         ),
-        (lambda: Choice(forbidden=frozenset({"3"})), "forbidden has '3'; expected token", "encode"),
+        (lambda: Choice(forbidden=frozenset({"3"})), "forbidden has '3'; expected token", "encode"),  # type: ignore[arg-type]
     ],
 )
-def test_slips_say_what_was_found_and_how_to_mend_it(make, said, mend):
+def test_slips_say_what_was_found_and_how_to_mend_it(
+    make: Callable[..., Any], said: str, mend: str
+) -> None:
     with pytest.raises(InvalidRequest, match=said) as caught:
         make()
     assert mend in caught.value.hint
 
 
-def test_a_mistake_of_whatever_makes_the_rows_stays_its_own():
-    def rows():
-        yield len(3)
+def test_a_mistake_of_whatever_makes_the_rows_stays_its_own() -> None:
+    def rows() -> Iterator[Row]:
+        yield len(3)  # type: ignore[arg-type, misc]
 
     with pytest.raises(TypeError, match="has no len"):
         Step(rows())
 
 
 def test_token_ids_of_any_kind_are_taken() -> None:
-    ids = np.array([3, 4])
+    ids: Any = np.array([3, 4])
     row = Row(View([Block("own")]), ids, targets=ids[1:], draft=ids)
     assert (row.feed, row.targets, row.draft) == ((3, 4), (4,), (3, 4))
     assert {type(token) for token in (*row.feed, *row.targets, *row.draft)} == {int}
@@ -235,7 +237,8 @@ def test_choices_in_the_numbers_of_another_library_are_held_in_our_own(
 
 def test_a_bias_in_the_numbers_of_another_library_is_held_in_our_own() -> None:
     """A choice stands in files, as settings do."""
-    choice = Choice(logit_bias={np.int64(3): np.float32(0.5), 4: 1})
+    bias: dict[Any, Any] = {np.int64(3): np.float32(0.5), 4: 1}
+    choice = Choice(logit_bias=bias)
     assert choice == Choice(logit_bias={3: 0.5, 4: 1})
     assert json.loads(json.dumps(to_plain(choice)))["logit_bias"] == {"3": 0.5, "4": 1}
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.cache.block import Block
-from manyhands.cache.view import Beginning, Lanes, View
+from manyhands.cache.view import Beginning, Item, Lanes, View
 from manyhands.errors import InvalidRequest
 
 
@@ -21,14 +21,14 @@ def block(num_tokens: int, name: str = "") -> Block:
     return made
 
 
-def test_starts_are_the_lengths_before():
+def test_starts_are_the_lengths_before() -> None:
     view = View([block(3), block(0), block(5), block(2)])
     assert view.starts() == (0, 3, 3, 8)
     assert view.num_tokens == 10
     assert view.own is view.blocks[-1]
 
 
-def test_starts_follow_growth():
+def test_starts_follow_growth() -> None:
     prompt, desk, own = block(3), block(0), block(1)
     view = View((prompt, desk, own))
     desk.tokens.extend((1, 1))
@@ -37,32 +37,32 @@ def test_starts_follow_growth():
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8))
-def test_starts_and_length_agree(sizes):
+def test_starts_and_length_agree(sizes: list[int]) -> None:
     view = View(map(block, sizes))
     assert view.starts() == tuple(sum(sizes[:i]) for i in range(len(sizes)))
     assert view.num_tokens == sum(sizes)
 
 
-def test_a_separator_may_stand_twice():
+def test_a_separator_may_stand_twice() -> None:
     marker = block(2)
     assert View([block(1), marker, block(1), marker, block(0)]).starts() == (0, 1, 3, 4, 6)
 
 
-def test_no_blocks():
+def test_no_blocks() -> None:
     with pytest.raises(InvalidRequest) as caught:
         View([])
     assert str(caught.value) == "a view was made of no blocks"
     assert caught.value.hint == "Give at least the block that the row writes to."
 
 
-def test_something_else_than_a_block():
+def test_something_else_than_a_block() -> None:
     with pytest.raises(InvalidRequest) as caught:
         View([Block(), "prompt"])  # type: ignore[list-item]  # the mistake under test
     assert str(caught.value) == "a view was made of str where a Block was expected"
     assert caught.value.hint == "View takes a sequence of Block objects, or Lanes of them."
 
 
-def test_the_own_block_may_not_stand_before_itself():
+def test_the_own_block_may_not_stand_before_itself() -> None:
     own = Block("mine")
     with pytest.raises(InvalidRequest) as caught:
         View([own, Block("yours"), own])
@@ -70,7 +70,7 @@ def test_the_own_block_may_not_stand_before_itself():
     assert "must not stand before itself" in caught.value.hint
 
 
-def test_repr_names_the_blocks():
+def test_repr_names_the_blocks() -> None:
     assert repr(View([block(1, "a"), block(0, "b")])) == (
         "View([Block('a', 1 tokens), Block('b', 0 tokens)])"
     )
@@ -82,7 +82,7 @@ def block_of(size: int) -> Block:
     return block
 
 
-def test_lanes_begin_together_and_end_with_the_longest():
+def test_lanes_begin_together_and_end_with_the_longest() -> None:
     trunk, a, b, c, own = map(block_of, (5, 2, 3, 4, 1))
     view = View([trunk, Lanes([[a, b], [c], []]), own])
     assert view.blocks == (trunk, a, b, c, own)
@@ -93,7 +93,7 @@ def test_lanes_begin_together_and_end_with_the_longest():
     assert View([trunk, Lanes([]), own]).starts() == (0, 5)
 
 
-def test_lanes_in_lanes():
+def test_lanes_in_lanes() -> None:
     """a parts into b and c, and goes on at d behind the longer of them; e stands beside all of that."""
     trunk, a, b, c, d, e, own = map(block_of, (5, 2, 3, 7, 1, 9, 1))
     view = View([trunk, Lanes([[a, Lanes([[b], [c]]), d], [e]]), own])
@@ -107,12 +107,12 @@ def test_lanes_in_lanes():
         View([trunk, Lanes([[a, Lanes([[own]])]]), own])
 
 
-def test_one_lane_is_no_difference():
+def test_one_lane_is_no_difference() -> None:
     blocks = [block_of(size) for size in (3, 1, 4)]
     assert View([Lanes([blocks[:2]]), blocks[2]]).starts() == View(blocks).starts()
 
 
-def test_nobody_writes_in_lanes():
+def test_nobody_writes_in_lanes() -> None:
     own = Block("own")
     with pytest.raises(InvalidRequest, match="ends with lanes"):
         View([Block(), Lanes([[own]])])
@@ -127,7 +127,8 @@ def test_nobody_writes_in_lanes():
 def test_views_that_begin_alike_are_those_that_are_made_whole() -> None:
     first, second, third, own = (Block() for _ in range(4))
     past = Beginning([first, second])
-    for rest in ([own], [third, own], [Lanes([[third], [first]]), own], [first, own]):
+    rests: list[list[Item]] = [[own], [third, own], [Lanes([[third], [first]]), own], [first, own]]
+    for rest in rests:
         view, whole = View(rest, past), View([first, second, *rest])
         assert (view.items, view.blocks) == (whole.items[:2] + view.items[2:], whole.blocks)
         assert (view.own, view.beside_others) == (whole.own, whole.beside_others)
@@ -136,7 +137,7 @@ def test_views_that_begin_alike_are_those_that_are_made_whole() -> None:
     with pytest.raises(InvalidRequest, match="no blocks"):
         View([], past)
     with pytest.raises(InvalidRequest, match="made of str"):
-        Beginning([first, "second"])
+        Beginning([first, "second"])  # type: ignore[list-item]
 
 
 def test_beginnings_that_go_on() -> None:
@@ -184,7 +185,8 @@ def test_views_begin_alike() -> None:
 
 def test_a_stand_in_differs_by_its_beginning_alone() -> None:
     prompt, path, other, own = Block("prompt"), (Block(), Block()), Block(), Block()
-    for rest in ([other, own], [Lanes([[other], [Block()]]), own]):
+    rests: list[list[Item]] = [[other, own], [Lanes([[other], [Block()]]), own]]
+    for rest in rests:
         view = View(rest, Beginning([prompt]))
         made, usual = view.behind(Beginning(path)), View([*path, *rest])
         assert made.items == usual.items
@@ -225,12 +227,12 @@ def test_a_view_has_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: View(Block()), "a view was made of one Block; expected a list"),
-        (lambda: View(5), "a view was made of one int"),
-        (lambda: View("ab"), "a view was made of str where a Block was expected"),
-        (lambda: Lanes(Block()), "a set of lanes was made of one Block"),
-        (lambda: Lanes([Block()]), "a lane was made of one Block"),
-        (lambda: Beginning(Block()), "a beginning was made of one Block"),
+        (lambda: View(Block()), "a view was made of one Block; expected a list"),  # type: ignore[arg-type]
+        (lambda: View(5), "a view was made of one int"),  # type: ignore[arg-type]
+        (lambda: View("ab"), "a view was made of str where a Block was expected"),  # type: ignore[arg-type]
+        (lambda: Lanes(Block()), "a set of lanes was made of one Block"),  # type: ignore[arg-type]
+        (lambda: Lanes([Block()]), "a lane was made of one Block"),  # type: ignore[list-item]
+        (lambda: Beginning(Block()), "a beginning was made of one Block"),  # type: ignore[arg-type]
     ],
 )
 def test_one_block_in_the_place_of_a_list(make: Callable[[], object], said: str) -> None:

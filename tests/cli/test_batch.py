@@ -22,8 +22,7 @@ from manyhands.cli.batch_files import Output, read_input
 from manyhands.cli.batch_lines import error_line
 from manyhands.errors import InvalidRequest
 from manyhands.strategies.requests import Defaults
-from tests.cli.conftest import Cli
-from tests.cli.test_process import MANYHANDS
+from tests.cli.conftest import MANYHANDS, Cli
 
 DOCUMENT = "A long text that everybody asks about. " * 4
 DEFAULTS = Defaults("model")

@@ -175,7 +175,7 @@ def test_the_account_of_a_run() -> None:
 
 def test_those_of_earlier_blocks_make_room(capsys: pytest.CaptureFixture[str]) -> None:
     writer = "####Anna:Ben:%%%%So.\n####Carol:%%%%Done."
-    account, _ = shown(lambda _: QuietScreen(), writer=writer, **{"branch 3": "me####"})
+    account, _ = shown(lambda _: QuietScreen(), writer=writer, **{"branch 3": "me####"})  # type: ignore[arg-type]
     titles = "".join(line.plain for line in picture(account, (), 80, 20))
     assert "Carol" in titles
     assert "Anna" not in titles

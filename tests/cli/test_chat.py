@@ -18,6 +18,7 @@ from manyhands.errors import InvalidRequest, OutputFailed
 from manyhands.prompts import Prompts
 from manyhands.schema.conversation import Message
 from manyhands.strategies.methods import METHODS
+from manyhands.strategies.settings import TeamSettings
 from manyhands.text import Text, printable
 from tests.cli.conftest import CONTEXT, Cli
 
@@ -75,14 +76,14 @@ def test_method_and_settings_change_on_the_way() -> None:
     one = talk(workers=3)
     assert one.obey("/workers") == "budget = 9, workers = 3"
     assert one.obey("/set layout=contiguous") == "budget = 9, workers = 3, layout = contiguous"
-    assert one.settings == METHODS["hogwild"].settings(budget=9, workers=3, layout="contiguous")
+    assert one.settings == TeamSettings(budget=9, workers=3, layout="contiguous")
     told = one.obey("/method sequential")
     assert told.startswith("sequential: one worker alone")
     assert "(without --workers, --layout)" in told
     assert one.spec("a").settings == METHODS["sequential"].settings(budget=9)
     one.obey("/method hogwild")
     one.obey("/workers 4")
-    assert one.settings == METHODS["hogwild"].settings(budget=9, workers=4, layout="contiguous")
+    assert one.settings == TeamSettings(budget=9, workers=4, layout="contiguous")
     assert one.obey("/method").startswith("hogwild: ")
 
 

@@ -81,8 +81,8 @@ def _of_methods(shared: Shared) -> Iterator[tuple[str, str, Any]]:
             if one.setting.by == "option" and path not in shared.without:
                 seen.setdefault(path, (one.setting.help, set()))[1].add(one.default)
     for path, (help, defaults) in seen.items():
-        one = len(defaults) == 1 and path not in shared.unset
-        yield path.replace(".", "__"), help, defaults.pop() if one else None
+        is_one = len(defaults) == 1 and path not in shared.unset
+        yield path.replace(".", "__"), help, defaults.pop() if is_one else None
 
 
 def differences(command: Any, options: type[Any]) -> list[str]:

@@ -45,7 +45,7 @@ def test_an_answer_that_is_asked_for_has_the_tokens_that_its_task_needs() -> Non
     method = METHODS["sequential"]
 
     def tokens(task: str, *listed: str) -> int:
-        options = EvalOptions(task=task, out=Path("out"), chosen={}, listed=listed)  # type: ignore[arg-type]
+        options = EvalOptions(task=task, out=Path("out"), chosen={}, listed=listed)
         protocol = protocol_of(make_task(task, TaskOptions(source="fixture")))
         return _settings(options, method, (64,), [], protocol)[0].end.finisher_tokens
 
@@ -399,8 +399,8 @@ def test_when_no_vote_can_be_read_the_command_fails(
             assert said in line
         assert len(seen) == 12
     with server(lambda asked: completion("\\boxed{2}")) as (url, _):
-        door = ("--endpoint", url, "--endpoint-model", "m", "--retry-failures")
-        result = cli("judge", tmp_path, "--rubric", "quality", *door)
+        again = ("--endpoint", url, "--endpoint-model", "m", "--retry-failures")
+        result = cli("judge", tmp_path, "--rubric", "quality", *again)
         assert result.exit_code == 0, result.output
         assert "could not be read:" not in result.output
 

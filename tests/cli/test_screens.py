@@ -299,7 +299,7 @@ def test_which_screen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     assert chosen() is PlainScreen
     latin = Terminal()
-    latin.encoding = "latin-1"  # type: ignore[misc]
+    latin.encoding = "latin-1"
     monkeypatch.setenv("TERM", "xterm")
     assert not can_be_live(console_of(latin))
     monkeypatch.setattr(sys, "stdout", None)

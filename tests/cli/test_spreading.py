@@ -28,7 +28,7 @@ class OneReplica:
     """Rows come in twos, and between them there is none."""
 
     def __init__(self, make: Callable[[], Answers[Any, Any]]) -> None:
-        self.answers = pickle.loads(pickle.dumps(make))()
+        self.answers: Answers[Any, Any] = pickle.loads(pickle.dumps(make))()
         self.facts = pickle.loads(pickle.dumps(self.answers.facts))
 
     @property
@@ -99,7 +99,16 @@ def test_a_batch(cli: Cli, model: Path, tmp_path: Path, one_replica: list[str]) 
 
 
 def test_an_exam_and_its_judge(cli: Cli, model: Path, tmp_path: Path) -> None:
-    task = ("--task", "arithmetic", "--limit", 3, "--count", 2, "--memory-tokens", 8192)
+    task: tuple[Any, ...] = (
+        "--task",
+        "arithmetic",
+        "--limit",
+        3,
+        "--count",
+        2,
+        "--memory-tokens",
+        8192,
+    )
     task = (*task, "--set", "end.finisher_tokens=3", "--budgets", "3,6", "-n", 2, "--model", model)
     found = {}
     for name, ray in (("alone", ()), ("spread", ("--ray", "auto"))):

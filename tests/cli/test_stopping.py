@@ -27,7 +27,9 @@ ENDS = [(signal.SIGTERM, 143, "terminated"), (signal.SIGHUP, 129, "the terminal 
 @pytest.fixture(autouse=True)
 def usual_handlers() -> Iterator[None]:
     """Signals as a command finds them in a shell, and leaves them."""
-    usual = dict.fromkeys((signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP), signal.SIG_DFL)
+    usual: dict[signal.Signals, Any] = dict.fromkeys(
+        (signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP), signal.SIG_DFL
+    )
     usual |= {signal.SIGCONT: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
     before = {number: signal.signal(number, handler) for number, handler in usual.items()}
     yield

@@ -295,7 +295,7 @@ def test_a_second_interrupt_while_the_checkpoint_is_written(
                     raise KeyboardInterrupt
                 return file.write(data)
 
-        save(state, Struck())
+        save(state, Struck())  # type: ignore[arg-type]
 
     monkeypatch.setattr(Training, "_learn", interrupted)
     monkeypatch.setattr(torch, "save", struck)

@@ -7,6 +7,7 @@ import signal
 import termios
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -350,7 +351,7 @@ def test_another_size_leaves_no_rubbish(on_terminal: Callable[..., Seen], breaks
     seen.wait("Dana> ▌")
     for width, height in ((30, 24), (100, 30), (58, 10), (80, 24)):
         seen.resize(width, height, breaks=breaks)
-        seen.wait(lambda size=(width, height): _is_one_picture(seen, *size), patience=6)
+        seen.wait(partial(_is_one_picture, seen, width, height), patience=6)
     seen.send("\x03")
     assert seen.close() == 130
 

@@ -60,8 +60,9 @@ def test_what_has_no_beginning_may_lie_anywhere(body: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [{"messages": [3, "x"]}, {"messages": [{"role": 3}]}, chat("a", {})]
-)  # type: ignore[arg-type]
+    "body",
+    [{"messages": [3, "x"]}, {"messages": [{"role": 3}]}, chat("a", {})],  # type: ignore[arg-type]
+)
 def test_what_a_replica_will_refuse_does_no_harm(body: Any) -> None:
     key_of("me", body)
 

@@ -32,7 +32,8 @@ class Pieces:
     """The pieces of one answer; the replica dies behind `last` of them."""
 
     def __init__(self, replica: ServedReplica, asked: Forwarded, last: int | None) -> None:
-        self._pieces, self._left = replica.answer(asked), last
+        self._pieces: Any = replica.answer(asked)
+        self._left = last
 
     def __aiter__(self) -> Pieces:
         return self
@@ -217,7 +218,7 @@ def test_a_run_that_nobody_watches_may_end_before_its_replica_does(
         begin = await anext(answer := replica.answer(asked))
         assert isinstance(begin, Begin)
         assert begin.status == 201
-        await answer.aclose()
+        await answer.aclose()  # type: ignore[attr-defined]
         (run,) = replica.front.runs.live
         replica.__del__()
         with suppress(ServiceStopped):

@@ -137,7 +137,7 @@ def test_silence_is_said_and_ends(
     monkeypatch.setattr(joining, "_PATIENCE", 0.4)
     notes: list[str] = []
     ended = threading.Event()
-    with listening(lambda client: ended.wait(30) and None) as address:
+    with listening(lambda client: ended.wait(30) and None) as address:  # type: ignore[arg-type]
         cannot_join(address, "it takes connections and says nothing in 0.4 s", notes.append)
         ended.set()
     assert notes == [f"{address} takes connections and says nothing; waiting"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from manyhands.cache.usage import Usage
@@ -54,7 +56,7 @@ class FakeRay:
         live = [each for each in self.asked if each[0] in references]
         live.sort(key=lambda each: (each[2] != "take", each[2] != "begin"))
         for each in live:
-            _, name, verb, arguments = each
+            name, verb, arguments = each[1:]
             if verb == "take":
                 self.rows.setdefault(name, []).extend(arguments[0])  # type: ignore[arg-type]
                 told: object = None
@@ -84,7 +86,7 @@ def test_work_goes_on_while_one_replica_answers() -> None:
     ray = FakeRay(sound={1})
     rows = [(n, "") for n in range(9)]
     with Spread(ray, Share(2, 1.0, 0.0), squares, concurrency=2) as spread:
-        found = {}
+        found: dict[int, Any] = {}
         for some in spread.results(rows):
             found |= {row[0]: told for row, told in some}
             if ray.num_actors > 4 * _FAILED_STARTS:

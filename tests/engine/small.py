@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import transformers as hf
 
@@ -12,6 +12,7 @@ from manyhands.cache.block import Block
 from manyhands.cache.step import GREEDY, Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
+from manyhands.engine.executor import LocalExecutor
 from manyhands.engine.scheduler import Run
 from manyhands.model.adapter import ModelAdapter
 from manyhands.prompts.hogwild import TeamPrompt
@@ -68,6 +69,11 @@ def small_engine(
     return Engine(adapter, TOKENIZER, memory_tokens=memory_tokens, overcommit=overcommit, **choices)
 
 
+def executor_of(engine: Engine) -> LocalExecutor:
+    """The executor, whose network and memory are of this process: all of them, or those of rank 0."""
+    return cast(LocalExecutor, engine.executor)
+
+
 def team(workers: int, *, choice: Choice = GREEDY, seed: int = 0, **more: Any) -> Strategy:
     """A team of random letters: steps end now and then, redundancy is checked."""
     settings = TeamSettings(
@@ -103,7 +109,7 @@ def counting(
 
 def _counting(
     prompt: tuple[int, ...], num_tokens: int, reserve: Reserve | None
-) -> Generator[Step | Reserve | Event, tuple[int, ...] | None, Answer]:
+) -> Generator[Step | Reserve | Event, Any, Answer]:
     if reserve is not None:
         yield reserve
     view, feed, written = View([Block("text")]), prompt, []

@@ -15,7 +15,7 @@ from manyhands.errors import InvalidRequest
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.settings import BACKENDS, ModelSettings
 from manyhands.native import build
-from tests.engine.small import small_engine
+from tests.engine.small import executor_of, small_engine
 
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
@@ -45,7 +45,7 @@ def a_recent_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a CPU": ({"device": torch.device("cpu")}, "CUDA device, and the model is on cpu"),
     "float64": ({"dtype": torch.float64}, "not float64"),
     "an odd head": ({"layers": layers(32, 8, 127)}, "head size is 127"),
@@ -113,7 +113,7 @@ def test_an_engine_says_what_it_chose() -> None:
     assert attention == "attention by reference: asked for"
     assert layers.startswith("layers: no fused modules")
     assert "hold keys and values" in memory
-    assert engine.executor.passes.about is None
+    assert executor_of(engine).passes.about is None
 
 
 @pytest.mark.parametrize(

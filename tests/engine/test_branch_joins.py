@@ -16,13 +16,15 @@ from transformers.modeling_utils import PreTrainedModel
 from manyhands.cache.block import Block
 from manyhands.cache.planner import _Mark, _Point
 from manyhands.cache.step import Choice, Step
-from manyhands.cache.view import Lanes
+from manyhands.cache.view import Lanes, blocks_of
 from manyhands.engine.engine import Engine
 from manyhands.model.adapter import ModelAdapter
 from manyhands.strategies.branch_joins import JOINS
 from manyhands.strategies.branches import branches
 from manyhands.strategies.settings import BranchSettings
-from tests.engine.test_branches import BYTES, PROMPT, SHORT, SKELETON, play
+from tests.engine.small import TEXT as BYTES
+from tests.engine.small import executor_of
+from tests.engine.test_branches import PROMPT, SHORT, SKELETON, play
 from tests.model.dense_team import DenseRow, DenseTeam
 from tests.model.double import DoublePrecision
 from tests.model.families_zoo import tiny_model, tiny_models
@@ -55,7 +57,7 @@ def played(name: str, join: str) -> tuple[list[Step], list[Tensor]]:
     said = BYTES.encode(SKELETON.removesuffix("Chris Lee:%%%%") + "%%%%So.\n####Eve:%%%%")
     with DoublePrecision(), torch.no_grad():
         engine = Engine(ModelAdapter(network(name)), memory_tokens=2048)
-        poison(engine.executor.memory)
+        poison(executor_of(engine).memory)
         run = play(engine, branches("who", BYTES, settings, PROMPT), said)
     assert run.answer is not None
     assert [branch.block for branch in run.answer.branches] == [1, 1, 2]
@@ -74,7 +76,7 @@ def by_definition(name: str, steps: list[Step]) -> list[Tensor]:
             [
                 DenseRow(
                     [
-                        [[called(block) for block in lane] for lane in item.lanes]
+                        [[called(block) for block in blocks_of(lane)] for lane in item.lanes]
                         if isinstance(item, Lanes)
                         else called(item)
                         for item in row.view.items

@@ -26,6 +26,7 @@ from manyhands.strategies.base import Reserve, Strategy
 from manyhands.strategies.branch_joins import JOINS
 from manyhands.strategies.branches import BranchAnswer, branches, placeholder_tokens
 from manyhands.strategies.events import Event
+from manyhands.strategies.listening import Listen
 from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.settings import BranchSettings, EndSettings
 from manyhands.text import Text
@@ -63,7 +64,7 @@ def play(engine: Engine, strategy: Strategy, said: tuple[int, ...]) -> Played:
             played.answer = end.value
             return played
         tokens = None
-        if isinstance(asked, Event | Reserve):
+        if isinstance(asked, Event | Reserve | Listen):
             continue
         logits = engine.forward(asked)
         chosen = list(choose(logits, [row.choice for row in asked.rows]).tokens())

@@ -24,7 +24,7 @@ TOKENIZER = harmony()
 TOKENIZER.add_tokens([AddedToken("final", special=False), AddedToken("so. ", special=False)])
 TEXT = Text(TOKENIZER)
 MARKS = [mark for mark in HARMONY_MARKS if mark not in ("<|return|>", "<|call|>", "<|constrain|>")]
-WORDS = TOKENIZER.convert_tokens_to_ids([*MARKS, "final", "so. ", "a"])
+WORDS = [TOKENIZER.get_vocab()[word] for word in (*MARKS, "final", "so. ", "a")]
 ANY = Choice(temperature=1.0, allowed=frozenset(WORDS))
 
 

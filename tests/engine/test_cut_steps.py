@@ -14,7 +14,7 @@ from manyhands.cli.verify import verify
 from manyhands.replay.trace import parse_trace, record
 from manyhands.strategies.base import Strategy
 from manyhands.strategies.events import StepCut, StepEnded, to_line
-from tests.engine.small import TEXT, cut_team, small_engine, story
+from tests.engine.small import TEXT, cut_team, executor_of, small_engine, story
 
 TWO = frozenset(TEXT.encode("a") + TEXT.encode("c"))
 KINDS = {layout: {"layout": layout} for layout in LAYOUTS} | {
@@ -27,7 +27,8 @@ def test_a_run_comes_back_from_its_trace(name: str) -> None:
     def busy() -> Strategy:
         return cut_team(**KINDS[name], snapshots=(7, 12), seed=3)
 
-    engine, lines = small_engine(), []
+    engine = small_engine()
+    lines: list[dict[str, Any]] = []
     answer = engine.run(record(busy(), {}, lines.append))
     lines = json.loads(json.dumps(lines))
     told = [line["event"] for line in lines if line["kind"] == "event"]
@@ -54,13 +55,13 @@ def test_every_token_of_a_greedy_run_is_recomputed(name: str) -> None:
         team = cut_team(mark, **KINDS[name], choice=greedy)
         engine.run(record(team, {}, lines.append))
         lines = json.loads(json.dumps(lines))
-        found = verify(engine.executor.adapter, parse_trace(lines), greedy)
+        found = verify(executor_of(engine).adapter, parse_trace(lines), greedy)
         assert found.num_agreeing == found.num_tokens > 30
         bare = [row for line in lines if line["kind"] == "pass" for row in line["rows"] if row[4:]]
         num_forbidden += len(bare)
         for row in bare:
             del row[4:]
-        control = verify(engine.executor.adapter, parse_trace(lines), greedy)
+        control = verify(executor_of(engine).adapter, parse_trace(lines), greedy)
         assert control.num_tokens - control.num_agreeing == len(bare)
     assert num_forbidden
 

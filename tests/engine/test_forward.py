@@ -20,13 +20,19 @@ from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.run import RunState
-from manyhands.errors import ContextTooLong, InvalidRequest, ManyhandsError, OutOfMemory
+from manyhands.errors import (
+    ContextTooLong,
+    InvalidRequest,
+    ManyhandsError,
+    ModelNotFound,
+    OutOfMemory,
+)
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.memory import Memory
 from manyhands.model.settings import ModelSettings
 from manyhands.strategies.base import Answer, Strategy
 from tests.attention.test_attend import random_conversation
-from tests.engine.small import CONTEXT, NUM_IDS, TEXT, counting, small_engine
+from tests.engine.small import CONTEXT, NUM_IDS, TEXT, counting, executor_of, small_engine
 from tests.model.families_zoo import tiny_models
 from tests.poison import poison
 
@@ -42,7 +48,6 @@ def feed(engine: Engine, tokens: Iterable[int], *blocks: Block) -> Tensor:
 def test_the_example_of_the_docstring() -> None:
     def run(bobs_words: str) -> Tensor:
         engine = small_engine()
-        assert engine.text is not None
         notes, alice, bob = Block("notes"), Block("alice"), Block("bob")
         logits = engine.forward(
             Step(
@@ -63,6 +68,15 @@ def test_the_example_of_the_docstring() -> None:
     assert (agreeing[1] - doubting[1]).abs().max() > 1e-2, "Alice reads Bob's words as he says them"
 
 
+def test_an_engine_without_a_tokenizer_says_so_when_its_text_is_asked_for() -> None:
+    engine = Engine(ModelAdapter(tiny_models()["qwen3"]()), memory_tokens=64)
+    with pytest.raises(ModelNotFound, match="has no tokenizer; expected one") as caught:
+        _ = engine.text
+    assert "Put tokenizer.json" in caught.value.hint
+    assert "Engine(ModelAdapter(network), tokenizer)" in caught.value.hint
+    assert feed(engine, (1, 2), Block()).shape == (engine.facts.vocab_size,)
+
+
 def test_a_row_is_what_it_would_be_alone() -> None:
     prompts = [TEXT.encode(words) for words in ("Alice and Bob", "Bob", "So the answer is four.")]
     together = small_engine().forward(Step(Row(View([Block()]), tokens) for tokens in prompts))
@@ -74,7 +88,7 @@ def test_memory_holds_exactly_what_is_read() -> None:
     """Whatever lies in the memory beyond the blocks is never looked at."""
     tokens = TEXT.encode("The next step of the problem")
     clean, dirty = small_engine(), small_engine()
-    poison(dirty.executor.memory)
+    poison(executor_of(dirty).memory)
     results = []
     for engine in (clean, dirty):
         start, empty = Block(), Block()
@@ -316,7 +330,7 @@ def test_a_network_that_fails_midway(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Failed
 
     with monkeypatch.context() as broken:
-        broken.setattr(engine.executor.adapter, "forward", fail)
+        broken.setattr(executor_of(engine).adapter, "forward", fail)
         with pytest.raises(Failed):
             feed(engine, range(100), first)
     assert first.tokens == [1, 2, 3]
@@ -380,7 +394,7 @@ def test_what_is_no_model_is_named(wrong: Any) -> None:
         Engine.load(wrong, device="cpu")
     for name in ("lora", "cache"):
         with pytest.raises(InvalidRequest, match=f"{name} is of type int; expected a folder"):
-            Engine.load("bundled", device="cpu", **{name: 3})
+            Engine.load("bundled", device="cpu", **{name: 3})  # type: ignore[arg-type]
 
 
 def test_an_unknown_backend_is_refused() -> None:
@@ -525,16 +539,18 @@ def test_an_engine_is_made_of_no_engine_and_told_every_choice_once() -> None:
         Engine(engine)  # type: ignore[arg-type]
     for name, wrong in (("prompts", "words"), ("prompts", []), ("settings", {}), ("settings", "x")):
         with pytest.raises(InvalidRequest, match=f"was given as {name}; expected a"):
-            Engine(engine.executor, **{name: wrong})
-    for twice in (
+            Engine(engine.executor, **{name: wrong})  # type: ignore[arg-type]
+    makers: tuple[Callable[[], Engine], ...] = (
         lambda: Engine(engine.executor, None, ModelSettings("bundled"), memory_tokens=100),
         lambda: Engine.load(ModelSettings("bundled"), memory_tokens=100),
-    ):
+    )
+    for twice in makers:
         with pytest.raises(
             InvalidRequest, match="memory_tokens was given beside settings as a whole"
         ):
             twice()
-    for wrong in ("words", 3, object()):
+    others: tuple[Any, ...] = ("words", 3, object())
+    for wrong in others:
         with pytest.raises(InvalidRequest, match="as a tokenizer, which has no"):
             Engine(engine.executor, wrong)
 
@@ -545,9 +561,9 @@ def test_a_run_of_another_engine_is_named() -> None:
     run = other.submit(counting((1,), 5))
     for ask in (engine.run_all, lambda runs: list(engine.stream(runs[0]))):
         with pytest.raises(InvalidRequest, match="a Run of another engine was given"):
-            ask([run])  # type: ignore[list-item]
+            ask([run])  # type: ignore[arg-type]
     assert not run.done
-    assert [answer.text for answer in other.run_all([run])]  # type: ignore[list-item]
+    assert [answer.text for answer in other.run_all([run])]  # type: ignore[arg-type, var-annotated]
 
 
 @pytest.mark.parametrize("fuse", ["off", "on"])
@@ -568,7 +584,7 @@ def test_a_network_that_its_owner_converts_is_read_no_more(fuse: str, dtype: tor
     assert own.tokens == [1, 2, 3]
     for seen in (engine.executor.run, engine.executor.go_on):
         with pytest.raises(InvalidRequest, match=said):
-            seen(None, ())  # type: ignore[arg-type, call-arg]  # nothing is looked at before
+            seen(None, ())  # type: ignore[arg-type]  # nothing is looked at before
     network.to(torch.float32)
     (after,) = engine.forward(Step([Row(View([Block()]), (1, 2, 3))]))
     assert float((after - before).abs().max()) < (0.5 if dtype == torch.bfloat16 else 1e-6)

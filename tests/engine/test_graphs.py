@@ -39,7 +39,7 @@ from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.settings import SharedSettings
 from manyhands.strategies.shared_prefix import Completions, Prompt, shared_prefix
 from tests.attention.test_work import a_team, completions
-from tests.engine.small import TEXT, finish, small_config, small_engine
+from tests.engine.small import TEXT, executor_of, finish, small_config, small_engine
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the kernels are compiled here, and run on the GPU only"
@@ -57,7 +57,13 @@ def small_capacities(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = capacities.wide_capacity
 
     def less_wide(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
-        sizes = {"entries": 32, "pages": 16, "small": 16, "partials": 64, "most_partials": 8}
+        sizes: dict[str, Any] = {
+            "entries": 32,
+            "pages": 16,
+            "small": 16,
+            "partials": 64,
+            "most_partials": 8,
+        }
         return replace(wide(tokens, tiling, kind), **sizes)
 
     monkeypatch.setattr(capacities, "wide_capacity", less_wide)
@@ -160,7 +166,7 @@ def plain_engine(**choices: Any) -> Engine:
 
 def graphed_engine(recorder: Again | None = None) -> Engine:
     engine = plain_engine(backend="triton")
-    assert not isinstance(engine.executor.passes, GraphedPasses)
+    assert not isinstance(executor_of(engine).passes, GraphedPasses)
     recorder = recorder or Again()
     executor: Any = engine.executor
     executor.passes = GraphedPasses(executor.adapter, executor.memory, executor.backend, recorder)
@@ -168,8 +174,9 @@ def graphed_engine(recorder: Again | None = None) -> Engine:
 
 
 def passes_of(engine: Engine) -> GraphedPasses:
-    assert isinstance(engine.executor.passes, GraphedPasses)
-    return engine.executor.passes
+    passes = executor_of(engine).passes
+    assert isinstance(passes, GraphedPasses)
+    return passes
 
 
 def walking(
@@ -385,7 +392,7 @@ def test_nothing_is_begun_beyond_the_pages_in_use() -> None:
 def test_what_was_recorded_ahead_serves_every_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is run launch by launch or recorded behind it, and tokens are those of plain passes."""
     monkeypatch.setattr(capacities, "AHEAD", 4)
-    strategies = [
+    strategies: list[Callable[[], Strategy]] = [
         lambda: walking(a_team_of(3), 6, {2: 5}),
         lambda: walking(a_team_of(1), 4, {}, 0.7),
     ]
@@ -978,7 +985,9 @@ def test_a_plan_for_which_one_wide_recording_has_no_room_goes_by_the_other(
     for kind in (Wide.LARGE, Wide.SMALL):
         capacity = WIDE(64, tiling, kind)
         if kind is not fitting:
-            room = {"large": 4, "small": 0} if kind is Wide.LARGE else {"large": 0, "small": 4}
+            room: dict[str, Any] = (
+                {"large": 4, "small": 0} if kind is Wide.LARGE else {"large": 0, "small": 4}
+            )
             capacity = replace(capacity, **room)
         passes._ahead[64, kind] = graphs._Graph(passes, capacity, 64)
     found = passes._recorded(plan)
@@ -1067,7 +1076,7 @@ def test_broken_logits_are_said_once() -> None:
     engine = graphed_engine()
     views = a_team_of(1)
     engine.run(walking(views, 6, {}))
-    parameter = next(engine.executor.adapter.model.parameters())
+    parameter = next(executor_of(engine).adapter.model.parameters())
     kept = parameter.detach().clone()
     with torch.inference_mode():
         parameter.fill_(float("nan"))

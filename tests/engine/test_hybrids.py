@@ -31,9 +31,9 @@ from manyhands.model.recurrent import States
 from manyhands.prompts.votes import VotesPrompt
 from manyhands.replay.forward import merge_trace, replay_logits
 from manyhands.replay.trace import Trace, parse_trace, record
+from manyhands.schema.openai import CHAT
 from manyhands.server.asked import Served, understand
 from manyhands.server.failures import Refusal
-from manyhands.server.shapes import CHAT
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.best_of_n import best_of_n
 from manyhands.strategies.events import Event, UsageCounted
@@ -48,6 +48,7 @@ from tests.engine.small import (
     TEXT,
     TOKENIZER,
     counting,
+    executor_of,
     finish,
     small_engine,
     solo,
@@ -81,9 +82,15 @@ def hybrid_engine(name: str = "qwen3_5_text", **choices: Any) -> Engine:
     return engine
 
 
+def states_of(engine: Engine) -> States:
+    states = executor_of(engine).states
+    assert states is not None
+    return states
+
+
 def poison_all(engine: Engine) -> None:
-    poison(engine.executor.memory)
-    for store in engine.executor.states.stores.values():
+    poison(executor_of(engine).memory)
+    for store in states_of(engine).stores.values():
         store.inputs[1:] = store.states[1:] = torch.nan
 
 
@@ -205,8 +212,10 @@ def test_together_is_as_alone() -> None:
     assert engine.num_preemptions, "too few states for all"
     del run, runs
     engine.prefixes.clear()
-    engine.pool.states.take(Step([Row(View([Block()]), (1,))]), lambda block: block.num_tokens)
-    assert engine.pool.states.num_free == 24, "slots of blocks that are gone are free"
+    states = engine.pool.states
+    assert states is not None
+    states.take(Step([Row(View([Block()]), (1,))]), lambda block: block.num_tokens)
+    assert states.num_free == 24, "slots of blocks that are gone are free"
 
 
 def test_a_run_that_comes_back_without_its_states_would_show(
@@ -224,7 +233,7 @@ def test_a_run_that_comes_back_without_its_states_would_show(
             engine.step()
         assert engine._scheduler.preemption.preempt()
         assert runs[1].state is RunState.PREEMPTED
-        for store in engine.executor.states.stores.values():
+        for store in states_of(engine).stores.values():
             store.states[1:] = store.inputs[1:] = 0  # also of the other run, which is not looked at
         finish(engine, runs[1])
         assert (story_of(runs[1]) == expected) != mistake
@@ -294,15 +303,18 @@ def test_a_trace_is_verified_and_restored(method: str) -> None:
     with both("qwen3_5_text", True, size + 1) as (_, engine):
         passes = torch.cat([engine.forward(step) for step, _ in trace.steps()])
         with torch.no_grad():
-            replayed = replay_logits(engine.executor.adapter, merge_trace(trace, keeps_states=True))
+            replayed = replay_logits(
+                executor_of(engine).adapter, merge_trace(trace, keeps_states=True)
+            )
     assert (passes - replayed).abs().max() < FLOAT64
     with pytest.raises(UnsupportedModel, match="gradients"):
-        replay_logits(engine.executor.adapter, merge_trace(trace, keeps_states=True))
+        replay_logits(executor_of(engine).adapter, merge_trace(trace, keeps_states=True))
 
 
 @pytest.mark.parametrize("name", ["sequential", "branches", "attempts"])
 def test_a_run_is_restored(name: str) -> None:
-    make, lines = kinds()[name], []
+    make = kinds()[name]
+    lines: list[dict[str, Any]] = []
     expected = told(make(), hybrid_engine())
     answer = hybrid_engine().run(record(make(), {}, lines.append))
     assert answer == expected[-1]

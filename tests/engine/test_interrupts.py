@@ -134,7 +134,7 @@ class Ledger:
         return [tuple(row[at] for at in range(len(row))) for row in found]
 
 
-WATCHED_FILES = {module.__file__ for module in (chunks, journal, lockstep, pages, planner)}
+WATCHED_FILES = {str(module.__file__) for module in (chunks, journal, lockstep, pages, planner)}
 WATCHED_CODE = {
     function.__code__
     for function in (
@@ -433,7 +433,7 @@ def test_an_interrupt_while_passes_are_begun_ahead_changes_no_token(num_pages: i
 
 # -- queues and ledgers ------------------------------------------------------------------------------
 
-WATCHED_ACCOUNTS = {module.__file__ for module in (preemption, run, scheduler)}
+WATCHED_ACCOUNTS = {str(module.__file__) for module in (preemption, run, scheduler)}
 WATCHED_PAGES = {pages.PagePool.evict.__code__, pages.PagePool.bring_back.__code__}
 
 

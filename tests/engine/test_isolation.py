@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,8 @@ from manyhands.prompts.async_reasoning import AsyncReasoningPrompt
 from manyhands.prompts.async_think import AsyncThinkPrompt
 from manyhands.prompts.skeleton import SkeletonPrompt
 from manyhands.prompts.votes import VotesPrompt
-from manyhands.replay.trace import Line, parse_trace, record
+from manyhands.replay.trace import parse_trace, record
+from manyhands.schema.lines import Line
 from manyhands.strategies.base import Reserve, Sent, Strategy
 from manyhands.strategies.events import Event
 from manyhands.strategies.listening import Heard, Listen
@@ -134,7 +136,13 @@ def test_attempts_are_independent_runs(name: str) -> None:
 
 
 def all_settings() -> list[Settings]:
-    shared = {"budget": 25, "choice": SAMPLED, "end": SHORT, "snapshots": (7, 18), "seed": 2}
+    shared: dict[str, Any] = {
+        "budget": 25,
+        "choice": SAMPLED,
+        "end": SHORT,
+        "snapshots": (7, 18),
+        "seed": 2,
+    }
     return [
         SkeletonSettings(**shared | {"budget": 60}),
         SkeletonSettings(workers=1, **shared | {"budget": 60}),

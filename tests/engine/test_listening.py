@@ -34,7 +34,17 @@ from manyhands.strategies.listening import (
     ResumeWorker,
     Said,
 )
-from tests.engine.small import LETTERS, TEXT, counting, finish, small_engine, solo, story_of, team
+from tests.engine.small import (
+    LETTERS,
+    TEXT,
+    counting,
+    executor_of,
+    finish,
+    small_engine,
+    solo,
+    story_of,
+    team,
+)
 
 PASSES = 12
 SAID = {
@@ -78,7 +88,7 @@ def told(strategy: Strategy, said: Mapping[int, Sequence[Item]], passes: int = 0
         try:
             asked = strategy.send(sent)
         except StopIteration as end:
-            return end.value
+            return end.value  # type: ignore[no-any-return]
         sent = yield asked
         passes += isinstance(asked, Step)
         if isinstance(asked, Listen):
@@ -176,13 +186,13 @@ def test_preempted_and_brought_back() -> None:
 def test_verified_and_merged() -> None:
     engine = small_engine()
     lines, _ = recorded(engine)
-    found = verify(engine.executor.adapter, parse_trace(lines), GREEDY)
+    found = verify(executor_of(engine).adapter, parse_trace(lines), GREEDY)
     assert (found.num_tokens, found.num_agreeing) == (PASSES, PASSES)
     other = next(
         row for line in lines if line["kind"] == "pass" for row in line["rows"] if not row[3]
     )
     other[1][0] += 1
-    found = verify(engine.executor.adapter, parse_trace(lines), GREEDY)
+    found = verify(executor_of(engine).adapter, parse_trace(lines), GREEDY)
     assert found.num_agreeing < PASSES, "control: another prompt"
 
 
@@ -296,7 +306,8 @@ def test_a_team_that_is_spoken_to_comes_back(layout: str) -> None:
         9: [PauseWorker(1)],
         12: [AnswerNow()],
     }
-    engine, lines = small_engine(), []
+    engine = small_engine()
+    lines: list[dict[str, Any]] = []
     answer = engine.run(told(record(busy(), {}, lines.append), said))
     lines = json.loads(json.dumps(lines))
     assert (answer.finish_reason, answer.forward_passes, len(answer.tokens)) == ("asked", 12, 4)

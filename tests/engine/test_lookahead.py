@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from tests.engine.test_scheduler import CHOICES, a_mixed_crowd, alone, everythin
 
 
 @pytest.fixture
-def _ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Passes, "plans_ahead", True)
     return
 
@@ -287,6 +287,7 @@ def test_a_plan_made_ahead_is_the_plan_made_later() -> None:
             planner.pool.keep()
             if planner is early:
                 planner.pool.promise((desk, 1) for desk in desks)
+                assert ahead is not None
                 plan = ahead
             else:
                 plan = planner.plan(following)
@@ -481,7 +482,7 @@ def _naming(strategy: Strategy, engine: Engine) -> Strategy:
         try:
             asked = strategy.send(sent)
         except StopIteration as end:
-            return end.value
+            return end.value  # type: ignore[no-any-return]
         sent = yield StandIn(asked.rows, asked) if isinstance(asked, Step) else asked
 
 

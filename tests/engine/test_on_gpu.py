@@ -33,6 +33,7 @@ from manyhands.strategies.settings import SharedSettings, TeamSettings
 from manyhands.strategies.shared_prefix import Completions, shared_prefix
 from manyhands.tasks.arithmetic.problem_list import problem_list
 from manyhands.tasks.graders import grade_list
+from tests.engine.small import executor_of
 from tests.model.families_zoo import some_tokens, tiny_models
 
 if torch.cuda.is_available():
@@ -56,15 +57,15 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 
 def conversation(engine: Engine) -> torch.Tensor:
     """Two workers, wide rows, a desk that joins the history: all logits, on the CPU."""
-    tokens = [int(token) for token in some_tokens(64)]
+    feed = tuple(int(token) for token in some_tokens(64))
     prompt, alice, bob = Block(), Block(), Block()
     logits = [
         engine.forward(
             Step(
                 [
-                    Row(View([prompt]), tokens[:20]),
-                    Row(View([prompt, bob, alice]), tokens[20:25]),
-                    Row(View([prompt, alice, bob]), tokens[25:28]),
+                    Row(View([prompt]), feed[:20]),
+                    Row(View([prompt, bob, alice]), feed[20:25]),
+                    Row(View([prompt, alice, bob]), feed[25:28]),
                 ]
             )
         )
@@ -73,14 +74,14 @@ def conversation(engine: Engine) -> torch.Tensor:
     fresh = Block()
     views = View([prompt, alice, bob, fresh]), View([prompt, alice, fresh, bob])
     for at in range(30, 40, 2):
-        rows = (Row(view, tokens[at + i : at + i + 1]) for i, view in enumerate(views))
+        rows = (Row(view, feed[at + i : at + i + 1]) for i, view in enumerate(views))
         logits.append(engine.forward(Step(rows)))
     return torch.cat([x.float().cpu() for x in logits])
 
 
 def engine_of(name: str, device: str, dtype: torch.dtype) -> Engine:
     model = tiny_models()[name]()
-    model.to(device=device, dtype=dtype)
+    model.to(device=device, dtype=dtype)  # type: ignore[call-arg]
     return Engine(ModelAdapter(model), memory_tokens=2048)
 
 
@@ -96,16 +97,17 @@ def test_the_same_logits_as_on_the_cpu(name: str) -> None:
 def test_no_layer_waits_for_the_device(name: str) -> None:
     engine = engine_of(name, "cuda", torch.bfloat16)
     conversation(engine)  # whatever is set up once
-    usual, forward = torch.cuda.get_sync_debug_mode(), engine.executor.adapter.forward
+    adapter: Any = executor_of(engine).adapter
+    usual, forward = torch.cuda.get_sync_debug_mode(), adapter.forward
 
-    def strict(*arguments: object) -> torch.Tensor:
+    def strict(*arguments: object) -> Any:
         try:
             torch.cuda.set_sync_debug_mode("error")
-            return forward(*arguments)  # type: ignore[arg-type]
+            return forward(*arguments)
         finally:
             torch.cuda.set_sync_debug_mode(usual)
 
-    engine.executor.adapter.forward = strict  # type: ignore[method-assign]
+    adapter.forward = strict
     assert conversation(engine).isfinite().all()
 
 
@@ -116,7 +118,6 @@ def test_the_bundled_team(dtype: str) -> None:
     prompt = load_prompt(folder / "manyhands.toml")
     lists = [problem_list(random.Random(f"gpu/{i}"), 5, "mixed") for i in range(16)]
     settings = TeamSettings(workers=3, budget=400)
-    assert engine.text is not None
     text = engine.text
     answers = engine.run_all(hogwild(x.question, text, settings, prompt) for x in lists)
     scores = [grade_list(a.answer, x.gold).value for a, x in zip(answers, lists, strict=True)]
@@ -141,13 +142,13 @@ def qwen3_8b(folder: Path, *, num_layers: int = 36) -> Engine:
     }
     (folder / "config.json").write_text(json.dumps(config))
     # Tests share the device: the share of it that is taken by default is not left for each.
-    settings = {"memory_tokens": 65536}
+    settings: dict[str, Any] = {"memory_tokens": 65536}
     return Engine.load(folder, device="cuda", weights="dummy", **settings)
 
 
 def test_dummy_weights_of_a_real_size(tmp_path: Path) -> None:
     engine = qwen3_8b(tmp_path)
-    assert engine.executor.adapter.dtype == torch.bfloat16
+    assert executor_of(engine).adapter.dtype == torch.bfloat16
     assert engine.pool.num_slots == 65536  # as `qwen3_8b` asks for
     assert conversation(engine).isfinite().all()
 
@@ -158,7 +159,7 @@ def test_overlapping_launches_change_no_bit(
 ) -> None:
     """The kernels are the same and only begin earlier: who reads too early gives other numbers."""
     overlap = pytest.importorskip("manyhands.attention.kernels.overlap")
-    adapter = qwen3_8b(tmp_path, num_layers=6).executor.adapter
+    adapter = executor_of(qwen3_8b(tmp_path, num_layers=6)).adapter
     seen = []
     for on in (False, True):
         monkeypatch.setattr(overlap, "_can_overlap", lambda device, on=on: on)
@@ -192,7 +193,7 @@ def test_a_pass_of_few_layers_loads_every_kernel_of_a_whole_one(
 ) -> None:
     """Otherwise a recording meets one that is not loaded, fails, and is made a second time."""
     engine = qwen3_8b(tmp_path, num_layers=6)
-    passes = engine.executor.passes
+    passes = executor_of(engine).passes
     assert isinstance(passes, GraphedPasses)
     kind = Wide.LARGE if tokens > 256 else Wide.SMALL
     capacity = wide_capacity(tokens, passes.backend.tiling, kind)
@@ -227,12 +228,12 @@ def test_recorded_passes_choose_the_same_tokens(layout: str) -> None:
     answers = []
     for graphs in (False, True):
         engine = bundled(graphs=graphs)
-        assert engine.text is not None
         answers.append(engine.run(hogwild(question, engine.text, settings, prompt)))
     assert answers[0] == answers[1]
-    assert isinstance(engine.executor.passes, GraphedPasses)
-    assert engine.executor.passes.trouble is None
-    assert 0 < engine.executor.passes.num_graphs < 12
+    passes = executor_of(engine).passes
+    assert isinstance(passes, GraphedPasses)
+    assert passes.trouble is None
+    assert 0 < passes.num_graphs < 12
 
 
 def test_recorded_passes_give_the_same_logits_step_by_step() -> None:
@@ -256,27 +257,28 @@ def test_recorded_passes_give_the_same_logits_step_by_step() -> None:
             rows = [Row(view, feed) for view, feed in zip(chosen, feeds, strict=True)]
             logits.append(engine.forward(Step(rows)))
         assert (logits[0] - logits[1]).abs().max() < 1e-4
-    assert isinstance(engines[1].executor.passes, GraphedPasses)
-    assert engines[1].executor.passes.num_graphs > 1
+    passes = executor_of(engines[1]).passes
+    assert isinstance(passes, GraphedPasses)
+    assert passes.num_graphs > 1
 
 
 def test_a_network_that_cannot_be_recorded_still_runs() -> None:
     engine = bundled(graphs=True)
-    forward = engine.executor.adapter.forward
+    adapter: Any = executor_of(engine).adapter
+    forward = adapter.forward
 
-    def waiting(*arguments: object) -> torch.Tensor:
-        logits = forward(*arguments)  # type: ignore[arg-type]
+    def waiting(*arguments: object) -> Any:
+        logits = forward(*arguments)
         torch.cuda.synchronize()  # which a recording does not allow
         return logits
 
-    engine.executor.adapter.forward = waiting  # type: ignore[method-assign]
+    adapter.forward = waiting
     prompt = load_prompt(manyhands.bundled.path() / "manyhands.toml")
     question = problem_list(random.Random("graphs"), 2, "bare").question
-    assert engine.text is not None
     answer = engine.run(hogwild(question, engine.text, TeamSettings(budget=150), prompt))
     assert answer.answer is not None
-    assert isinstance(engine.executor.passes, GraphedPasses)
-    assert "not recorded" in (engine.executor.passes.about or "")
+    assert isinstance(executor_of(engine).passes, GraphedPasses)
+    assert "not recorded" in (executor_of(engine).passes.about or "")
 
 
 @pytest.mark.parametrize("always_runs", [False, True])
@@ -318,7 +320,6 @@ def test_work_is_run_before_it_is_recorded_where_something_is_met_for_the_first_
 def weighed(engine: Engine, how: Choice) -> list[tuple[int, ...]]:
     """Two rows that choose so, over the ends of pages; each token twice, with what was told of it."""
     settings = SharedSettings(samples=2, max_tokens=90, choice=how, seed=5)
-    assert engine.text is not None
     prompt = engine.text.encode("1. 84 + 29 - 38")
     answer = engine.run(shared_prefix([prompt], engine.text, settings))
     assert isinstance(answer, Completions)

@@ -25,7 +25,7 @@ def followed(strategy: Strategy, past: Past) -> Strategy:
         try:
             asked = strategy.send(tokens)
         except StopIteration as end:
-            return end.value
+            return end.value  # type: ignore[no-any-return]
         tokens = yield asked
         if isinstance(asked, Step):
             past.remember(asked, num_passes)
@@ -33,7 +33,8 @@ def followed(strategy: Strategy, past: Past) -> Strategy:
 
 
 def test_it_remembers_what_a_trace_does() -> None:
-    past, lines = Past(), []
+    past = Past()
+    lines: list[dict[str, Any]] = []
     strategy = team(3, choice=SAMPLED, seed=1, snapshots=(9,), layout="interleaved")
     small_engine().run(followed(record(strategy, {}, lines.append), past))
     trace, expected = past.trace(), parse_trace(lines)

@@ -37,6 +37,7 @@ from tests.engine.small import (
     TEXT,
     counting,
     cut_team,
+    executor_of,
     finish,
     small_engine,
     solo,
@@ -94,7 +95,7 @@ def unbounded(strategy: Strategy) -> Strategy:
             try:
                 asked = strategy.send(tokens)
             except StopIteration as end:
-                return end.value
+                return end.value  # type: ignore[no-any-return]
             tokens = None if isinstance(asked, Reserve) else (yield asked)
     finally:
         strategy.close()
@@ -292,7 +293,7 @@ def test_a_preemptible_run_becomes_certain_when_those_before_it_are_gone() -> No
     assert second.is_preemptible
     finish(engine, first)
     assert not second.is_preemptible
-    finish(engine, second)
+    finish(engine, second)  # type: ignore[unreachable]
 
 
 def test_no_new_run_overtakes_a_preempted_one() -> None:
@@ -327,7 +328,7 @@ def test_a_run_that_fits_in_part_leaves_all_of_it() -> None:
 
 
 @st.composite
-def crowds(draw: st.DrawFn) -> tuple[bool, int, float, int, int, list[tuple[str, int]]]:
+def crowds(draw: st.DrawFn) -> tuple[bool, int, float, int, list[tuple[str, int]]]:
     """Whether they reserve, pages, overcommit, tokens per pass, and who comes when.
 
     Each of them fits alone. Half of the time nobody says how much it needs, which is much less.
@@ -456,7 +457,7 @@ def test_a_network_that_fails_while_a_run_returns(monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("the device is on fire")
 
     with monkeypatch.context() as broken:
-        broken.setattr(engine.executor.adapter, "forward", fail)
+        broken.setattr(executor_of(engine).adapter, "forward", fail)
         with pytest.raises(RuntimeError, match="on fire"):
             engine.step()
     assert is_preempted(runs[1])

@@ -172,13 +172,14 @@ class ByHand:
 
 
 def by_hand(
-    name: str, said: Said, join: str | None = None, *, leak: bool = False, **mistakes: int
+    name: str, said: Said, join: str | None = None, *, leak: bool = False, **mistakes: Any
 ) -> dict[str, Tensor]:
     """The same from one dense pass."""
     profile, text = PROFILES[name], text_of(name)
     laid = ByHand(profile, text, join or profile.join, **mistakes)
     names = iter(writer for writer, _ in strands(said))
-    writers, level = {}, [said]
+    writers: dict[int, str] = {}
+    level = [said]
     while level:
         writers |= {id(strand): next(names) for strand in level}
         level = [

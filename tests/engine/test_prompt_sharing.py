@@ -119,12 +119,12 @@ def test_completions_that_are_kept_are_found_by_the_next_turn(engine: Engine) ->
         again = engine.run(shared_prefix([turn], TEXT, one, tree=engine.prefixes))
         assert again.found[0] >= len(prompt.tokens) + len(said.tokens) - 1
         alone = engine.run(shared_prefix([turn], TEXT, one))
-        assert again.completions == alone.completions  # type: ignore[attr-defined]  # Completions
+        assert again.completions == alone.completions
     other = engine.run(
         shared_prefix([prompt], TEXT, replace(settings, tenant="other"), tree=engine.prefixes)
     )
     assert other.found == (0,)
-    assert other.completions == first.completions  # type: ignore[attr-defined]  # Completions
+    assert other.completions == first.completions
 
 
 def test_a_wrong_prefix_would_be_noticed() -> None:

@@ -67,7 +67,7 @@ def test_one_prompt_is_fed_after_the_other_and_together_where_none_writes() -> N
     assert [runs[0].num_passes, runs[1].num_passes] == [1, 1]
 
 
-def reading_in_the_same_pass() -> Generator[Step, tuple[int, ...] | None, Answer]:
+def reading_in_the_same_pass() -> Generator[Step, Any, Answer]:
     """Rows that read what another row is fed in this very pass, as headers read a prompt."""
     prompt, header = Block("prompt"), Block("header")
     tokens = yield Step([Row(View([prompt]), LONG), Row(View([prompt, header]), (3, 4, 5))])
@@ -121,7 +121,7 @@ def test_a_step_that_fails_in_the_end_has_fed_nothing() -> None:
     """The strategy finds its block as it was, and asks for something else."""
     block, seen = Block("text"), []
 
-    def careless() -> Generator[Step, tuple[int, ...] | None, Answer]:
+    def careless() -> Generator[Step, Any, Answer]:
         tokens = yield Step([Row(View([block]), (3, 4, 5))])
         try:
             tokens = yield Step([Row(View([block]), (LONG * 12)[:CONTEXT])])
@@ -142,7 +142,7 @@ def test_a_step_that_fails_in_the_end_has_fed_nothing() -> None:
     assert seen == [3]
     engine.cancel(runs[0])
 
-    def careful() -> Generator[Step, tuple[int, ...] | None, Answer]:
+    def careful() -> Generator[Step, Any, Answer]:
         view = View([Block()])
         yield Step([Row(view, (3, 4, 5))])
         return Answer(text=str((yield Step([Row(view, (6,))]))))

@@ -7,7 +7,7 @@ writes, line for line, what the trace lacks.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from manyhands.prompts import BranchPrompt
 from manyhands.replay.forward import merge_trace
 from manyhands.replay.trace import Trace, parse_trace, record
 from manyhands.schema.lines import Line
-from manyhands.strategies.base import Answer
+from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.branch_joins import JOINS
 from manyhands.strategies.events import Event
 from manyhands.strategies.run_spec import RunSpec
@@ -79,9 +79,9 @@ RUNS = {
 WORDS = replace(PROMPTS, branches=BranchPrompt("Q: {question}"))
 
 
-def recorded(engine: Engine, settings: Settings) -> tuple[list[dict], object]:
+def recorded(engine: Engine, settings: Settings) -> tuple[list[dict[str, Any]], Any]:
     """A whole run: its lines and its answer."""
-    lines: list[dict] = []
+    lines: list[dict[str, Any]] = []
     context = engine.facts.max_positions
     prompt = getattr(WORDS, method_of(settings).prompt)
     spec = spec_of(settings, prompt, "What is it?", context)
@@ -89,7 +89,7 @@ def recorded(engine: Engine, settings: Settings) -> tuple[list[dict], object]:
     return json.loads(json.dumps(lines)), answer
 
 
-def again(engine: Engine, trace: Trace, write=None):
+def again(engine: Engine, trace: Trace, write: Callable[[Line], None] | None = None) -> Strategy:
     """The run of a trace, restored."""
     strategy = RunSpec.from_plain(trace.header).strategy(TEXT)
     return engine.restore(strategy, trace, write=write)
@@ -103,7 +103,7 @@ def test_a_restored_run_ends_as_it_would_have(name: str) -> None:
     passes = [at for at, line in enumerate(lines) if line["kind"] == "pass"]
     cuts = {1, passes[0] + 1, passes[7] + 1, passes[7] + 2, passes[-2] + 1, len(lines)}
     for cut in sorted(cuts):
-        continued: list[dict] = []
+        continued: list[dict[str, Any]] = []
         restored = engine.run(again(engine, parse_trace(lines[:cut]), continued.append))
         assert restored == answer, cut
         assert json.loads(json.dumps(continued)) == lines[cut:], cut
@@ -149,7 +149,8 @@ def test_a_restored_strategy_handles_errors_as_before() -> None:
             feed = yield Step([Row(view, feed)])
         return Answer(text=f"{block.tokens} {feed}")
 
-    engine, lines = small_engine(), []
+    engine = small_engine()
+    lines: list[dict[str, Any]] = []
     answer = engine.run(record(careful(), {}, lines.append))
     assert answer.text.startswith("[5, 6, 7")
     for cut in [at for at, line in enumerate(lines) if line["kind"] == "pass"][:4]:

@@ -199,7 +199,7 @@ def test_the_likeliest_token_and_the_soundness_come_from_one_reading(
 
 
 def test_no_rows_are_no_error() -> None:
-    assert choose(LOGITS[None][:0], ()) == ()
+    assert choose(LOGITS[None][:0], []) == ()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

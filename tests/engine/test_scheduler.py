@@ -29,6 +29,7 @@ from tests.engine.small import (
     NUM_IDS,
     TEXT,
     counting,
+    executor_of,
     finish,
     small_engine,
     solo,
@@ -333,7 +334,7 @@ def _guilty() -> dict[str, tuple[type[Exception], Callable[[], Strategy]]]:
 @torch.no_grad()
 def _break_token_0(engine: Engine) -> None:
     """Let whoever is fed token 0 get logits that are no numbers."""
-    embeddings: Any = engine.executor.adapter.model.get_input_embeddings()
+    embeddings: Any = executor_of(engine).adapter.model.get_input_embeddings()
     embeddings.weight[0] = float("nan")
 
 
@@ -445,7 +446,10 @@ def test_an_interrupt_takes_no_token_from_the_others(num_before: int) -> None:
         raise KeyboardInterrupt
 
     engine = small_engine()
-    strategies = [lambda: counting((5, 6, 7), 5), lambda: counting((8, 9), 4)]
+    strategies: list[Callable[[], Strategy]] = [
+        lambda: counting((5, 6, 7), 5),
+        lambda: counting((8, 9), 4),
+    ]
     expected = [engine.run(strategy()) for strategy in strategies]
     runs = [engine.submit(strategy()) for strategy in strategies[:num_before]]
     guilty = engine.submit(interrupted())
@@ -496,7 +500,7 @@ def test_a_failing_network_leaves_every_run_where_it_was(monkeypatch: pytest.Mon
         raise RuntimeError("the device is on fire")
 
     with monkeypatch.context() as broken:
-        broken.setattr(engine.executor.adapter, "forward", fail)
+        broken.setattr(executor_of(engine).adapter, "forward", fail)
         with pytest.raises(RuntimeError, match="on fire"):
             engine.step()
     finish(engine, *runs)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ from manyhands.strategies.prompt_sharing import share_prompt
 from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import SharedSettings
 from manyhands.strategies.shared_prefix import Completions, Prompt, shared_prefix
-from tests.engine.small import LETTERS, NUM_IDS, TEXT, counting, finish, small_engine
+from tests.engine.small import LETTERS, NUM_IDS, TEXT, counting, executor_of, finish, small_engine
 from tests.model.families_zoo import tiny_model, tiny_models
 from tests.poison import poison
 
@@ -147,7 +147,7 @@ def test_samples_have_their_own_luck_and_keep_it_in_company() -> None:
     assert tokens_of(together) == [ids for answer in single for ids in tokens_of(answer)]
     few_rows = SharedSettings(samples=3, max_tokens=12, choice=SAMPLED, seed=5, rows=2, prefill=3)
     assert tokens_of(engine.run(shared_prefix(prompts, TEXT, few_rows))) == tokens_of(together)
-    reasons = {each.finish_reason for each in together.completions}  # type: ignore[attr-defined]  # Completions
+    reasons = {each.finish_reason for each in together.completions}
     assert reasons == {"stop", "length"}
 
 
@@ -172,7 +172,7 @@ def expected_of(engine: Engine, number: int) -> list[Ids]:
 def test_many_runs_share_one_tree(prefill: int) -> None:
     """Some want what others are writing, some want it divided. Nobody reads what is not written."""
     engine = small_engine()
-    poison(engine.executor.memory)
+    poison(executor_of(engine).memory)
     runs = [engine.submit(run) for run in crowd(engine, engine.prefixes, 8, prefill)]
     finish(engine, *runs)
     used = engine.usage
@@ -193,7 +193,7 @@ def test_many_runs_share_one_tree(prefill: int) -> None:
 def test_runs_may_be_cancelled_at_any_moment(seed: int) -> None:
     rng = random.Random(seed)
     engine = small_engine()
-    poison(engine.executor.memory)
+    poison(executor_of(engine).memory)
     runs = [engine.submit(run) for run in crowd(engine, engine.prefixes, 8, 5)]
     victims = rng.sample(range(8), 4)
     for victim in victims:
@@ -289,7 +289,8 @@ class Spoken:
         self.written: dict[int, str] = {}
 
     def run(self, strategy: Strategy) -> Completions:
-        tokens, said = None, {}
+        tokens: tuple[int, ...] | None = None
+        said: dict[str, Iterator[int]] = {}
         while True:
             try:
                 asked = strategy.send(tokens)
@@ -445,7 +446,7 @@ def test_prompts_of_another_library_are_told_in_our_own_numbers(prompts: Any) ->
     engine = small_engine()
     run = engine.submit(shared_prefix(prompts, TEXT, settings))
     finish(engine, run)
-    (found,) = run.result().completions
+    (found,) = cast(Completions, run.result()).completions
     assert json.dumps([token for token, _ in found.echoed]) == "[1, 2, 3]"
 
 
@@ -479,10 +480,11 @@ def test_the_tree_of_another_engine_is_refused_and_stays_whole(size: int) -> Non
     engine, other = small_engine(), small_engine(max_tokens_per_pass=16)
     prompt = tuple(number % NUM_IDS for number in range(size))
     settings = SharedSettings(max_tokens=3, choice=GREEDY, keep=True)
-    for make in (
+    makers: tuple[Callable[[PrefixTree], Strategy], ...] = (
         lambda tree: shared_prefix([prompt], TEXT, settings, tree=tree),
         lambda tree: share_prompt(sequential("1 + 2 + 3 + 4 + 5", TEXT), tree),
-    ):
+    )
+    for make in makers:
         with pytest.raises(InvalidRequest, match="a tree of prefixes that is another engine's"):
             other.run(make(engine.prefixes))
         assert engine.prefixes.num_tokens == 0

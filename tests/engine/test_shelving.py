@@ -84,7 +84,7 @@ def memory_of(engine: Engine, prompt: tuple[int, ...] = PROMPT, tenant: str | No
     """Keys and values of a prompt's tokens as they lie in memory, all layers: two [L, N, ...]."""
     nodes, depth, _, _ = engine.prefixes._match(prompt, tenant)
     assert depth >= len(prompt) - 1
-    blocks: list[Block] = [node.block for node in nodes]
+    blocks: list[Block] = [node.block for node in nodes if node.block is not None]
     slots = torch.cat(
         [
             torch.as_tensor(places_of(block, 0, block.num_tokens, engine.pool).slots)
@@ -186,7 +186,8 @@ def test_sheets_are_read_into_pieces_that_are_used_again(
         engine = engine_on(folder)
         shelf = shelf_of(engine)
         assert shelf is not None
-        taken, take = [], shelf.files.buffers.take
+        taken: list[Any] = []
+        take = shelf.files.buffers.take
         monkeypatch.setattr(
             shelf.files.buffers,
             "take",
@@ -484,7 +485,7 @@ def test_a_disk_that_is_full_is_told_once_and_serving_goes_on(
     def full(number: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(sheet_files.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     engine = engine_on(tmp_path)
     with caplog.at_level(logging.WARNING):
         assert tokens_of(write(engine)) == tokens_of(expected)
@@ -720,7 +721,7 @@ def test_a_writer_that_is_killed_at_any_line_leaves_a_whole_sheet_or_none(
     ]
     files = SheetFiles(tmp_path, path.parent.name, {}, limit=1 << 30)
     place = tmp_path / path.parent.name / path.name
-    monkeypatch.setattr(sheet_files.os, "unlink", lambda path: None)
+    monkeypatch.setattr(os, "unlink", lambda path: None)
     code = SheetFiles._put.__code__
     outcomes = []
     for at in range(1, 40):

@@ -6,7 +6,7 @@ a refused guess had left behind would be noticed at once; and small random netwo
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -372,7 +372,7 @@ def completions(engine: Engine, **choices: Any) -> Strategy:
 
 def method(engine: Engine, name: str, **choices: Any) -> Strategy:
     about = METHODS[name]
-    settings = about.settings(**{"budget": 16, "end": SHORT_END} | choices)
+    settings = about.settings(**{"budget": 16, "end": SHORT_END, **choices})
     spec = RunSpec(about, settings, getattr(PROMPTS, about.prompt), "abc abc abc, cab cab. 2")
     return share_prompt(spec.strategy(TEXT), engine.prefixes)
 
@@ -429,7 +429,7 @@ def test_logprobs_are_those_of_the_place(engines: tuple[Engine, Engine]) -> None
 def test_a_crowd_gets_what_each_gets_alone(engines: tuple[Engine, Engine]) -> None:
     """Runs that guess and a team that does not, in the same passes."""
     plain, guessing = engines
-    made = [
+    made: list[Callable[[Engine], Strategy]] = [
         lambda engine: team(2, choice=FEW, budget=10),
         lambda engine: solo(choice=FEW, seed=5, budget=16),
         lambda engine: completions(engine, choice=FEW),

@@ -15,7 +15,6 @@ from tests.text.small_tokenizers import SILENCED, byte_level, harmony
 def test_a_reasoning_model_thinks_unless_it_is_told_not_to(said: str, opens: bool) -> None:
     adapter = ModelAdapter(tiny_models()["qwen3"]())
     engine = Engine(adapter, byte_level(SILENCED), memory_tokens=64, thinking=said)
-    assert engine.text is not None
     assert engine.text.thinking is opens
     assert (engine.text.think_end in engine.text.chat_prompt("2 + 2?")) is not opens
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from benchmarks.engine_parts import executor_of
 from manyhands.attention.rotary import rotate
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
@@ -20,8 +23,9 @@ def test_a_made_up_history_lies_rotated_in_memory() -> None:
     block = bench.fill(engine, Block(), 21, seed=3)
     place = engine.pool.place(block)
     slots = engine.pool.slots(place.strip, 0, 21)
-    for layer, store in enumerate(engine.executor.memory.stores):
-        k, v = made_up(engine.executor.adapter, layer, 21, seed=3)
+    executor = executor_of(engine)
+    for layer, store in enumerate(executor.memory.stores):
+        k, v = made_up(executor.adapter, layer, 21, seed=3)
         assert torch.equal(store.keys[slots], rotate(k, torch.arange(21), store.rope))
         assert torch.equal(store.values[slots], v)
     again = bench.fill(engine, Block(), 21, seed=3)
@@ -79,7 +83,7 @@ def test_what_fits_can_be_timed_and_one_more_cannot() -> None:
 
 def test_weights_are_counted_as_they_are_read() -> None:
     engine = small_engine()
-    model = engine.executor.adapter.model
+    model: Any = executor_of(engine).adapter.model
     table = model.get_input_embeddings().weight
     everything = sum(p.numel() for p in model.parameters())
     buffers = sum(b.numel() for b in model.buffers())

@@ -63,6 +63,7 @@ def test_the_cost_of_an_accuracy_is_read_from_the_line_between_two_looks(tmp_pat
     assert passes.cost == pytest.approx(197)
     assert passes.ratio == pytest.approx(388 / 197)
     assert tokens.ratio == pytest.approx(388 / (4 * 197))  # a loss is said as well
+    assert passes.ratio is not None
     assert passes.low is not None
     assert passes.high is not None
     assert 1.9 < passes.low <= passes.ratio <= passes.high < 2.05

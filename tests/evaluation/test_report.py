@@ -222,7 +222,7 @@ def test_long_labels_stay_within_the_picture(tmp_path: Path, what: str) -> None:
     assert box.x1 <= whole.x1
     assert box.y1 < whole.y1 / 2, "the curves have the upper half"
     short = plots.picture([summary(tmp_path, f"m-{n}", records(0.5)) for n in range(5)], what)
-    assert short.legends[0]._ncols > figure.legends[0]._ncols == 1
+    assert short.legends[0]._ncols > figure.legends[0]._ncols == 1  # type: ignore[attr-defined]
 
 
 def test_a_label_in_a_script_that_the_font_lacks(tmp_path: Path) -> None:

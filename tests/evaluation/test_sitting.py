@@ -94,7 +94,7 @@ def test_leaving_early_cancels_what_is_under_way() -> None:
     strategies = [(n, hogwild("p", TEXT, TeamSettings(budget=9 + 40 * n))) for n in range(3)]
     running = sit(one, strategies, 3)
     next(running)
-    running.close()
+    running.close()  # type: ignore[attr-defined]
     assert not one.runs
 
 

@@ -81,7 +81,7 @@ class DenseTeam:
         for module in self.model.modules():
             if getattr(module, "attn_temperature_tuning", False) and not module.use_rope:
                 self._tuned.add(int(module.layer_idx))  # type: ignore[arg-type]
-                module.attn_temperature_tuning = False
+                module.attn_temperature_tuning = False  # type: ignore[assignment]
 
     def step(self, rows: Sequence[DenseRow]) -> Tensor:
         """Feed all rows; logits [rows, vocab] of their last tokens."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -36,8 +35,8 @@ _SIZES: dict[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
-_HEAD = {"head_dim": 16}
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_HEAD: dict[str, Any] = {"head_dim": 16}
+_EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _ALTERNATING = ["sliding_attention", "full_attention"]
 _THETA = 1e4
 _YARN = {
@@ -75,7 +74,7 @@ _LATENT: dict[str, Any] = {
     "v_head_dim": 10,
 }
 _ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-_GROUPED_ROUTED = {**_ROUTED, "n_group": 2, "topk_group": 1, "n_shared_experts": 1}
+_GROUPED_ROUTED: dict[str, Any] = {**_ROUTED, "n_group": 2, "topk_group": 1, "n_shared_experts": 1}
 _PARTIAL_LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": _THETA,
@@ -147,7 +146,7 @@ def configurations() -> dict[str, Any]:
             },
         ),
         # values are keys where no window is, and there heads of another size and number
-        "gemma4_text": hf.Gemma4TextConfig(
+        "gemma4_text": hf.Gemma4TextConfig(  # type: ignore[call-arg]
             **_gemma4(_ALTERNATING),
             attention_k_eq_v=True,
             num_global_key_value_heads=1,
@@ -280,17 +279,21 @@ def _repeating() -> dict[str, Any]:
     return {name: kinds[name](**settings) for name, settings in rows.items()}
 
 
-def repeating_models() -> dict[str, Callable[[], PreTrainedModel]]:
+def repeating_models() -> dict[str, partial[PreTrainedModel]]:
     """As `tiny_models`."""
     return {name: partial(tiny_model, config) for name, config in _repeating().items()}
 
 
-def tiny_models() -> dict[str, Callable[[], PreTrainedModel]]:
+def tiny_models() -> dict[str, partial[PreTrainedModel]]:
     """For each name a function that builds the network, the same one every time, on the CPU.
 
     It runs Hugging Face's own eager attention until an adapter takes it over.
     """
     return {name: partial(tiny_model, config) for name, config in configurations().items()}
+
+
+# A network that nobody speaks with needs no tokenizer of its own to be loaded.
+NO_TOKENIZER: Any = object()
 
 
 def tiny_model(config: Any, seed: int = 0) -> PreTrainedModel:
@@ -309,7 +312,7 @@ def tiny_model(config: Any, seed: int = 0) -> PreTrainedModel:
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
         for number in saved_buffers(model):
             number.add_(torch.randn_like(number), alpha=0.1)
-    return model.eval()
+    return model.eval()  # type: ignore[no-any-return]
 
 
 def some_tokens(count: int, seed: int = 1) -> torch.Tensor:

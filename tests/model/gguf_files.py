@@ -97,13 +97,14 @@ def _back(rows: np.ndarray, heads: int) -> np.ndarray:
 def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
     if value is None:
         return
-    adders = {
+    adders: dict[type, Callable[[str, Any], object]] = {
         bool: writer.add_bool,
         int: writer.add_uint32,
         float: writer.add_float32,
         str: writer.add_string,
     }
-    adders.get(type(value), writer.add_array)(name, value)
+    add: Callable[[str, Any], object] = adders.get(type(value), writer.add_array)
+    add(name, value)
 
 
 def _letters(writer: gguf.GGUFWriter) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 import transformers as hf
@@ -34,7 +35,8 @@ def write(place: Path) -> Path:
         config = tiny_models()["gpt_oss"]().config
         config.hidden_size, config.intermediate_size = 64, 32
         config.dtype = "bfloat16"
-        model = hf.GptOssForCausalLM(config).to(torch.bfloat16)
+        model: Any = hf.GptOssForCausalLM(cast(hf.GptOssConfig, config))
+        model.to(torch.bfloat16)
         model.save_pretrained(place)
     tensors = load_file(place / "model.safetensors")
     experts = config.num_local_experts

@@ -137,7 +137,7 @@ def _arriving(adapter: ModelAdapter, tokens: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("name", ZOO)
 def test_the_forward_asks_nothing_of_the_device(name: str) -> None:
     """On the meta device there are no numbers: whoever waits for one (a synchronisation) fails."""
-    model = ZOO[name]().to(torch.bfloat16)  # of experts, meta knows only the bfloat16 product
+    model = ZOO[name]().to(torch.bfloat16)  # type: ignore[arg-type]  # of experts, meta knows only the bfloat16 product
     adapter = ModelAdapter(model)
     model.to("meta")
 
@@ -245,8 +245,16 @@ def _every_layer_rotates(adapter: ModelAdapter) -> AttendFn:
     return exact_attention((rope,) * adapter.num_layers)
 
 
-WINDOWED = ("qwen2_window", "mistral", "phi3", "gemma2", "gemma3_text", "gemma4_shared", "olmo3")
-WINDOWED += ("gpt_oss",)
+WINDOWED = (
+    "qwen2_window",
+    "mistral",
+    "phi3",
+    "gemma2",
+    "gemma3_text",
+    "gemma4_shared",
+    "olmo3",
+    "gpt_oss",
+)
 PARTIAL = ("phi3", "phi3_longrope", "glm", "glm4")
 # Mistakes: the networks that must notice, and the attention that does it.
 MUTANTS: dict[str, tuple[tuple[str, ...], Callable[[ModelAdapter], AttendFn]]] = {
@@ -300,7 +308,7 @@ def test_layers_that_rotate_alike_share_one_rope() -> None:
 def test_frequencies_survive_half_precision() -> None:
     """`model.to(bfloat16)` rounds Hugging Face's own buffer, ours must not follow."""
     exact = ModelAdapter(ZOO["llama_llama3"]()).ropes[0]
-    half = ModelAdapter(ZOO["llama_llama3"]().to(torch.bfloat16)).ropes[0]
+    half = ModelAdapter(ZOO["llama_llama3"]().to(torch.bfloat16)).ropes[0]  # type: ignore[arg-type]
     assert exact is not None
     assert half is not None
     assert half.inv_freq.dtype == torch.float32
@@ -316,7 +324,7 @@ def test_the_attention_factor_is_made_exact_in_half_precision() -> None:
         return q
 
     for name, rounds in (("qwen2_yarn", True), ("olmo3", False), ("qwen3", False)):
-        adapter = ModelAdapter(ZOO[name]().to(torch.bfloat16))
+        adapter = ModelAdapter(ZOO[name]().to(torch.bfloat16))  # type: ignore[arg-type]
         adapter.forward(some_tokens(3), None, attend)
         factor = getattr(rotary_module(adapter.model), "attention_scaling", 1.0)
         rounded = float(torch.tensor(factor, dtype=torch.bfloat16))

@@ -40,6 +40,7 @@ from manyhands.model.adapter import ModelAdapter
 from manyhands.model.families import FAMILIES, nope_layers
 from manyhands.model.memory import Memory
 from manyhands.model.self_test import self_test
+from tests.engine.small import executor_of
 from tests.model.dense_team import DenseRow, DenseTeam
 from tests.model.double import DoublePrecision
 from tests.model.families_zoo import repeating_models, some_tokens, tiny_models
@@ -59,7 +60,7 @@ WINDOWS += ["gpt_oss"]
 def _engine(model: PreTrainedModel, double: bool) -> Engine:
     """An engine whose memory is NaN where nothing has been written."""
     engine = Engine(ModelAdapter(model.double() if double else model), memory_tokens=512)
-    poison(engine.executor.memory)
+    poison(executor_of(engine).memory)
     return engine
 
 
@@ -366,7 +367,7 @@ def test_control_a_chunk_that_does_not_begin_in_the_view(
 
 
 def test_control_scaled_queries_that_count_from_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = adapting.query_scales
+    right = adapting.query_scales  # type: ignore[attr-defined]
 
     def late(config: Any) -> tuple[QueryScale | None, ...]:
         return tuple(scale and replace(scale, first=0) for scale in right(config))
@@ -379,7 +380,7 @@ def test_control_a_partial_rotation_in_the_pairs_of_other_families(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Gemma 4 rotates pairs (i, i + half of the head), not of the dims that rotate."""
-    right = adapting.read_ropes
+    right = adapting.read_ropes  # type: ignore[attr-defined]
 
     def squeezed(*given: Any) -> tuple[tuple[Rope | None, ...], tuple[float, ...]]:
         ropes, gains = right(*given)

@@ -98,10 +98,10 @@ def test_networks(name: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> No
     made, chosen = own.experts, own.choose
     monkeypatch.setattr(
         own, "experts", lambda *given, **how: calls.append(1) or made(*given, **how)
-    )  # type: ignore[func-returns-value]
+    )
     monkeypatch.setattr(
         own, "choose", lambda *given, **how: choices.append(1) or chosen(*given, **how)
-    )  # type: ignore[func-returns-value]
+    )
     monkeypatch.setattr(kernels, "usable", lambda x: True)
     monkeypatch.setattr(experts, "DTYPES", (torch.float32,))
     ours = _logits(adapter, tokens)
@@ -181,7 +181,7 @@ def test_blocks_that_do_more_do_not_hand_over(change: str) -> None:
         out = stack(flat, index, shares)
         if change == "scaled in place":
             out *= 2
-        return (2 * out if change == "scaled" else out).view(x.shape)
+        return (2 * out if change == "scaled" else out).view(x.shape)  # type: ignore[no-any-return]
 
     block.forward = other
     if change == "a bias of its own":
@@ -296,7 +296,9 @@ def test_blocks_in_16_bits(
     monkeypatch.setattr(kernels, "usable", lambda x: True)
     parts = layer.mlp(x)
     assert parts.dtype == torch.float32
-    assert parts.shape == (routing_of(found.router).chosen + (found.shared is not None), *x.shape)
+    routing = routing_of(found.router)
+    assert routing is not None
+    assert parts.shape == (routing.chosen + (found.shared is not None), *x.shape)
     error = (parts.sum(0) - exact).norm(dim=-1) / exact.norm(dim=-1)
     assert float(error.median()) < most  # logits that are rounded may choose another expert
     if found.shared is not None:  # it is one of them, and few tokens' is not rounded
@@ -347,7 +349,8 @@ def test_routers_that_give_experts_first(change: str, monkeypatch: pytest.Monkey
     torch.manual_seed(0)
     adapter = ModelAdapter(ZOO["qwen3_moe"]().eval())
     expected = _logits(adapter, 3)
-    block: Any = adapter.model.base_model.layers[-1].mlp
+    network: Any = adapter.model
+    block = network.base_model.layers[-1].mlp
     of_block, of_router = type(block), type(block.gate)
     usual = of_router.forward
 

@@ -133,7 +133,8 @@ def test_layers_without_positions() -> None:
     assert nope_layers(two, kinds) == (False, True)
 
 
-INCOMPLETE = {"deepseek_v2": {"num_experts_per_tok": 2}}  # its default configuration cannot run
+# Its default configuration cannot run.
+INCOMPLETE: dict[str, dict[str, Any]] = {"deepseek_v2": {"num_experts_per_tok": 2}}
 
 
 @pytest.mark.parametrize("model_type", sorted({m().config.model_type for m in ZOO.values()}))
@@ -176,7 +177,7 @@ def test_an_unknown_type_that_does_not_work_is_refused(model_type: str, reason: 
         {"n_embd": 64, "n_head": 4, "n_layer": 2, "rotary_dim": 16} if model_type == "gptj" else {}
     )
     with pytest.raises(UnsupportedModel, match=reason) as caught:
-        self_test(hf.CONFIG_MAPPING[model_type](**sizes))
+        self_test(hf.CONFIG_MAPPING[model_type](**sizes))  # type: ignore[arg-type]
     assert "Llama" in caught.value.hint
 
 
@@ -212,7 +213,7 @@ def test_the_twin_keeps_what_matters_and_shrinks_the_rest() -> None:
     config = hf.Gemma3TextConfig(num_hidden_layers=12, hidden_size=2048, head_dim=256)
     tiny = tiny_twin(config)
     assert tiny.num_hidden_layers == len(tiny.layer_types) == 8
-    assert tiny.layer_types == config.layer_types[:8]
+    assert tiny.layer_types == config.layer_types[:8]  # type: ignore[index]
     assert tiny.head_dim == 256
     assert tiny.sliding_window < 24
     assert config.num_hidden_layers == 12

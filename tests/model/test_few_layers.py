@@ -79,7 +79,7 @@ def test_an_interrupt_at_any_line_leaves_the_network_whole() -> None:
     seen: list[int] = []
 
     def work() -> None:
-        seen.append(len(base.layers))
+        seen.append(len(base.layers))  # type: ignore[arg-type]
 
     left = at = 0
 
@@ -94,7 +94,7 @@ def test_an_interrupt_at_any_line_leaves_the_network_whole() -> None:
     while True:
         at += 1
         left, struck = at, False
-        sys.settrace(trace)
+        sys.settrace(trace)  # type: ignore[arg-type]
         try:
             adapter.with_few_layers(work)
         except KeyboardInterrupt:

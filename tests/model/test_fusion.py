@@ -113,7 +113,7 @@ def test_with_the_kernels_for_few_tokens(name: str, monkeypatch: pytest.MonkeyPa
 
     def counted(*args: Any, **options: Any) -> Tensor:
         calls.append(1)
-        return product(*args, **options)
+        return product(*args, **options)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(skinny, "product", counted)
     after = (_logits(adapter).float() - exact).norm(dim=-1).median()
@@ -126,7 +126,7 @@ def test_norms_of_heads_stand_before_a_rotation_with_a_factor(kind: str) -> None
     """Behind it they would take the factor out again, and a network that loses it is left nearly as it was."""
     yarn = {"factor": 4.0, "original_max_position_embeddings": 256} if kind == "yarn" else {}
     rope = {"rope_type": kind, "rope_theta": 1e4, "partial_rotary_factor": 0.5, **yarn}
-    config = hf.Glm4MoeConfig(
+    config = hf.Glm4MoeConfig(  # type: ignore[call-arg]
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,
@@ -193,7 +193,7 @@ def test_norms_of_heads_are_left_to_what_stores_keys(
     monkeypatch.setattr(Attending, "__call__", noted)
     told = []
     for backend in ("torch", "triton"):
-        adapter = ModelAdapter(ZOO[name]().to("cuda" if GPU else "cpu"))
+        adapter = ModelAdapter(ZOO[name]().to("cuda" if GPU else "cpu"))  # type: ignore[arg-type]
         fuse_modules(adapter, "on")
         engine = Engine(adapter, settings=ModelSettings(backend=backend, memory_tokens=512))
         assert not left
@@ -227,7 +227,7 @@ def test_a_team_in_the_engine(name: str) -> None:
 def test_the_parts_are_freed_and_nothing_is_doubled() -> None:
     adapter = ModelAdapter(ZOO["qwen2"]())
     size = sum(p.nbytes for p in adapter.model.parameters())
-    layer: Any = adapter.model.base_model.layers[0]
+    layer: Any = adapter.model.base_model.layers[0]  # type: ignore[index]
     parts = [weakref.ref(m.weight) for m in (layer.self_attn.k_proj, layer.mlp.up_proj)]
     fuse_modules(adapter, "on")
     assert [part() for part in parts] == [None, None]
@@ -249,7 +249,7 @@ def test_one_layer_at_a_time_is_held_twice(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(products, "joined_linear", counted)
     del layers
-    products.fuse_mlps(list(adapter.model.base_model.layers), set())
+    products.fuse_mlps(list(adapter.model.base_model.layers), set())  # type: ignore[arg-type]
     assert left == [2, 1]
 
 
@@ -290,7 +290,7 @@ def test_when_they_are_made() -> None:
     assert "4 joined products, 5 norms" in str(fuse_modules(adapter))
     assert "fused before" in str(fuse_modules(adapter, "on"))
     with pytest.raises(InvalidRequest, match="'yes'"):
-        fuse_modules(adapter, "yes")  # type: ignore[arg-type]  # what a user may write
+        fuse_modules(adapter, "yes")  # as a user may write it
 
 
 def test_a_fused_network_cannot_be_saved_trained_or_taken_over(tmp_path: Any) -> None:
@@ -358,7 +358,7 @@ def test_norms_are_known_by_what_they_compute() -> None:
 
     class GroupedRMSNorm(modeling_llama.LlamaRMSNorm):
         def forward(self, hidden_states: Tensor) -> Tensor:
-            return super().forward(hidden_states) * self.groups
+            return super().forward(hidden_states) * self.groups  # type: ignore[operator]
 
     assert norm_form(HalfRMSNorm(8)) is None
     assert norm_form(GroupedRMSNorm(8)) is None
@@ -370,11 +370,11 @@ def test_norms_are_known_by_what_they_compute() -> None:
 def _half_residual(self: Any, hidden_states: Tensor, **options: Any) -> Tensor:
     out, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **options)
     hidden_states = hidden_states + 0.5 * out
-    return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+    return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))  # type: ignore[no-any-return]
 
 
 def _squared(self: Any, x: Tensor) -> Tensor:
-    return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x) ** 2)
+    return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x) ** 2)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("case", ["layer", "mlp"])

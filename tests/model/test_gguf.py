@@ -137,11 +137,14 @@ def test_offsets_are_a_product_of_sums(tmp_path: Path) -> None:
     added = layer._of_offsets(x)
     offsets, layer.offsets = layer.offsets, None
     torch.testing.assert_close(layer(x) + added, whole, rtol=1e-4, atol=1e-4)
-    assert Int4Linear.joined([layer, layer]).offsets is None
+    twice = Int4Linear.joined([layer, layer])
+    assert twice is not None
+    assert twice.offsets is None
     without = Int4Linear(layer.packed, layer.scales, layer.zeros, None)
     layer.offsets = offsets
     assert Int4Linear.joined([layer, without]) is None
     joined = Int4Linear.joined([layer, layer])
+    assert joined is not None
     torch.testing.assert_close(joined(x), torch.cat((whole, whole), dim=1))
 
 
@@ -267,7 +270,7 @@ def test_every_format_is_recognised(tmp_path: Path) -> None:
         config = NETWORKS["llama"].to_dict()
         entry = {"quant_method": method, "bits": bits, "group_size": 32}
         if method == "fp8":
-            entry["weight_block_size"] = [128, 128]  # type: ignore[assignment]
+            entry["weight_block_size"] = [128, 128]
         config["quantization_config"] = entry
         (folder / "config.json").write_text(json.dumps(config))
         assert find_format(folder, with_weights=False).format == method

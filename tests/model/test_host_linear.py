@@ -22,7 +22,7 @@ from manyhands.model.fusion import fuse_modules
 from manyhands.model.host_linear import HostLinear, lay_out_linears, layout_of
 from manyhands.model.loading import load_adapter
 from manyhands.model.self_test import exact_attention
-from tests.model.families_zoo import some_tokens, tiny_models
+from tests.model.families_zoo import NO_TOKENIZER, some_tokens, tiny_models
 
 LAYOUTS = sorted(host_linear._libraries())
 FLOAT32 = 1e-6  # of the sum of the terms' absolute values
@@ -101,7 +101,7 @@ def test_which_layers_are_laid_out() -> None:
     model.table = nn.Embedding(9, 8)
     model.tied, model.one, model.two = (nn.Linear(8, 9, bias=False) for _ in range(3))
     model.tied.weight, model.two.weight = model.table.weight, model.one.weight
-    model.alone, model.half, model.double = (
+    model.alone, model.half, model.double = (  # type: ignore[method-assign]
         nn.Linear(8, 9),
         nn.Linear(8, 9).half(),
         nn.Linear(8, 9).double(),
@@ -149,7 +149,7 @@ def test_the_bundled_model_is_held_in_halves_and_answers_the_same() -> None:
 def test_fp16_rounds_any_checkpoint(tmp_path: Path) -> None:
     model: Any = tiny_models()["llama"]()
     model.save_pretrained(tmp_path)
-    rounded = load_adapter(tmp_path, tokenizer=object(), device="cpu", quantise="fp16")[0]
+    rounded = load_adapter(tmp_path, tokenizer=NO_TOKENIZER, device="cpu", quantise="fp16")[0]
     own = dict(model.named_parameters())
     for name, weight in rounded.model.named_parameters():
         is_matrix = weight.dim() == 2 and "embed" not in name
@@ -157,7 +157,7 @@ def test_fp16_rounds_any_checkpoint(tmp_path: Path) -> None:
     assert fuse_modules(rounded).blocks == 0 or "halves" not in LAYOUTS
     for options in ({"dtype": "bfloat16"}, {"dtype": "float64"}):
         with pytest.raises(InvalidRequest, match="for a CPU and float32"):
-            load_adapter(tmp_path, tokenizer=object(), device="cpu", quantise="fp16", **options)
+            load_adapter(tmp_path, tokenizer=NO_TOKENIZER, device="cpu", quantise="fp16", **options)  # type: ignore[arg-type]
 
 
 def test_a_network_that_the_caller_built_stays_as_it_is() -> None:

@@ -147,7 +147,9 @@ def test_rows_in_float8(dtype: torch.dtype) -> None:
 def test_nothing_to_do() -> None:
     """A pass may have no tokens in one of its parts."""
     nothing = _normal(0, 8)
-    assert norms.join(None, nothing, None, (_normal(8), 1e-6), 0)[1].shape == (0, 8)
+    _, normed = norms.join(None, nothing, None, (_normal(8), 1e-6), 0)
+    assert normed is not None
+    assert normed.shape == (0, 8)
     assert gated.gated(nothing, "silu").shape == (0, 4)
     assert gate_up.gated_product(nothing, _normal(6, 8), None, "silu").shape == (0, 3)
     assert rows.quantise_rows(nothing)[0].shape == (0, 8)
@@ -404,10 +406,14 @@ def test_float8_products_of_few_tokens(tokens: int, inputs: int, parts: int) -> 
     both = layer.scales, scales
     arrived = torch.zeros(3, dtype=torch.int32, device=DEVICE)
     tiles = skinny.Tiles(inputs=256, parts=parts)
+    assert layer.bias is not None
     ours = skinny.product(values, layer.weight, layer.bias, arrived, tiles=tiles, scales=both)
     exact = (values.double() * scales.double()[:, None]) @ layer.dequantised(torch.float64).t()
     torch.testing.assert_close(
-        ours.double(), exact + layer.bias.double(), rtol=2.0**-7, atol=2.0**-7
+        ours.double(),
+        exact + layer.bias.double(),
+        rtol=2.0**-7,
+        atol=2.0**-7,
     )
     assert not arrived.any()
 
@@ -708,7 +714,7 @@ CLAMPED = experts.ExpertGate(clamped=(1.702, 1.5))
 
 def _stack(
     gate: experts.ExpertGate, sizes: tuple[int, ...], dtype: torch.dtype, *, biased: bool
-) -> Any:
+) -> tuple[experts.ExpertWeights, experts.ExpertWeights]:
     """Weights of so many experts, inputs, numbers inside and outputs; a clamped gate's lie transposed."""
     num, inputs, width, outputs = sizes
     shapes = (2 * width, inputs), (outputs, width)
@@ -716,7 +722,8 @@ def _stack(
     biases = [_normal(num, each[0], dtype=dtype) if biased else None for each in shapes]
     if gate.clamped:
         made = [weight.transpose(1, 2).contiguous() for weight in made]
-    return [experts.ExpertWeights(*each) for each in zip(made, biases, strict=True)]
+    first, second = (experts.ExpertWeights(*each) for each in zip(made, biases, strict=True))
+    return first, second
 
 
 def _one_by_one(
@@ -729,7 +736,7 @@ def _one_by_one(
     for token, its, weights in zip(x.double(), index.tolist(), shares.double(), strict=True):
         total = torch.zeros((), dtype=torch.float64, device=x.device)
         for expert, share in zip(its, weights, strict=True):
-            first, second = (w[expert].T if gate.clamped else w[expert] for w in (both, down))
+            first, second = (w[expert].T if gate.clamped else w[expert] for w in (both, down))  # type: ignore[index]
             product = first @ token + (0 if both_bias is None else both_bias[expert])
             if gate.clamped:
                 alpha, limit = gate.clamped
@@ -852,7 +859,8 @@ def test_a_token_without_sound_numbers_is_alone_with_them() -> None:
         assert torch.equal(ours[::2], theirs[::2])
     stack = _stack(experts.ExpertGate(), (12, 64, 32, 64), torch.float16, biased=False)
     x = _normal(3, 64, dtype=torch.float16)
-    sound = experts.experts(x, *reversed(expected), *stack, experts.ExpertGate())
+    right_shares, right_index = expected
+    sound = experts.experts(x, right_index, right_shares, *stack, experts.ExpertGate())
     x[1] = float("nan")
     out = experts.experts(x, index, shares, *stack, experts.ExpertGate())
     assert torch.equal(out[::2], sound[::2])

@@ -44,7 +44,7 @@ from manyhands.model.loading import _config, _pretrained, load_adapter
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import exact_attention
 from manyhands.model.settings import ModelSettings
-from tests.model.families_zoo import some_tokens, tiny_models
+from tests.model.families_zoo import NO_TOKENIZER, some_tokens, tiny_models
 from tests.model.test_recurrent import CONFIGS
 
 ZOO = tiny_models()
@@ -55,7 +55,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A complete tiny checkpoint in bfloat16."""
     folder = tmp_path_factory.mktemp("models") / "whole"
     with quiet():
-        ZOO["qwen3"]().to(torch.bfloat16).save_pretrained(folder)
+        ZOO["qwen3"]().to(torch.bfloat16).save_pretrained(folder)  # type: ignore[arg-type]
         words = Tokenizer(models.WordLevel({"one": 0, "two": 1}, unk_token="one"))
         words.pre_tokenizer = pre_tokenizers.Whitespace()
         hf.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
@@ -122,7 +122,7 @@ def test_gpt_oss_weights_are_unpacked(tmp_path: Path, copy: Path) -> None:
     with quiet():
         config = ZOO["gpt_oss"]().config
         config.intermediate_size = 32  # packing goes by blocks of 32 numbers
-        hf.GptOssForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "oss")
+        hf.GptOssForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "oss")  # type: ignore[arg-type]
     folder = tmp_path / "oss"
     packed: dict[str, torch.Tensor] = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
@@ -138,9 +138,9 @@ def test_gpt_oss_weights_are_unpacked(tmp_path: Path, copy: Path) -> None:
     _edit(folder, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": left})
     _add_tokenizer(folder, copy)
     adapter, _ = load_adapter(folder, device="cpu", dtype="bfloat16")
-    experts = adapter.model.get_parameter("model.layers.0.mlp.experts.down_proj")
-    assert experts.dtype == torch.bfloat16
-    assert torch.all(experts == 2.0**-4)
+    weights = adapter.model.get_parameter("model.layers.0.mlp.experts.down_proj")
+    assert weights.dtype == torch.bfloat16
+    assert torch.all(weights == 2.0**-4)
 
 
 def _add_tokenizer(folder: Path, copy: Path) -> None:
@@ -172,7 +172,7 @@ def composite(tmp_path: Path, copy: Path) -> tuple[Path, hf.Gemma3ForConditional
     )
     text = ZOO["gemma3_text"]().config
     with quiet():
-        config = hf.Gemma3Config(
+        config = hf.Gemma3Config(  # type: ignore[call-arg]
             text_config=text, vision_config=tower, mm_tokens_per_image=4, eos_token_id=[1, 6]
         )
         model = hf.Gemma3ForConditionalGeneration(config).eval()
@@ -235,7 +235,7 @@ def test_the_language_model_is_taken_out_of_a_gemma_4(tmp_path: Path, copy: Path
     text = ZOO["gemma4_shared"]()
     text.config.pad_token_id = 0  # it stands for pictures
     with quiet():
-        config = hf.Gemma4Config(text_config=text.config, eos_token_id=[1, 6])
+        config = hf.Gemma4Config(text_config=text.config, eos_token_id=[1, 6])  # type: ignore[arg-type, call-arg]
         whole = hf.Gemma4ForConditionalGeneration(config).eval()
         whole.model.language_model.load_state_dict(text.base_model.state_dict())
         whole.save_pretrained(tmp_path)
@@ -253,7 +253,7 @@ def test_the_language_model_is_taken_out_of_a_gemma_4(tmp_path: Path, copy: Path
 def test_the_language_model_is_taken_out_of_a_llama_4(tmp_path: Path, copy: Path) -> None:
     text = ZOO["llama4_text"]()
     text.config.pad_token_id = 0  # it stands for pictures
-    small = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    small: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
     with quiet():
         vision = hf.Llama4VisionConfig(**small, num_hidden_layers=1, vision_output_dim=16)
         config = hf.Llama4Config(text_config=text.config, vision_config=vision)
@@ -748,7 +748,7 @@ def test_a_configuration_that_makes_no_network(
     (tmp_path / "config.json").write_text(json.dumps({**config, field: value}))
     (tmp_path / "model.safetensors").write_bytes(save({"any": torch.zeros(1)}))
     with pytest.raises(UnsupportedModel, match=r"makes no network|cannot be used") as refused:
-        load_adapter(tmp_path, device="cpu", weights=weights, tokenizer=object())
+        load_adapter(tmp_path, device="cpu", weights=weights, tokenizer=NO_TOKENIZER)
     assert str(tmp_path) in str(refused.value)
     assert refused.value.hint
 
@@ -764,8 +764,9 @@ def test_what_is_no_model_is_refused(wrong: Any) -> None:
 def test_folders_of_settings(name: str, tmp_path: Path) -> None:
     for wrong in (5, b"x"):
         with pytest.raises(InvalidRequest, match=f"{name} is of type {type(wrong).__name__}"):
-            ModelSettings(**{name: wrong})
-    assert getattr(ModelSettings(**{name: tmp_path}), name) == str(tmp_path)
+            ModelSettings(**{name: wrong})  # type: ignore[arg-type]
+    folder: dict[str, Any] = {name: tmp_path}
+    assert getattr(ModelSettings(**folder), name) == str(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "qwen3_moe", "deepseek_v3", "llama4_text"])

@@ -50,7 +50,7 @@ def model(width: int = 16, layers: int = 1) -> LlamaForCausalLM:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        return LlamaForCausalLM(config).eval()
+        return LlamaForCausalLM(config).eval()  # type: ignore[no-any-return]
 
 
 def adapted() -> LlamaForCausalLM:
@@ -65,7 +65,7 @@ def adapted() -> LlamaForCausalLM:
 
 def logits(made: LlamaForCausalLM) -> torch.Tensor:
     with torch.inference_mode():
-        return made(input_ids=torch.arange(10)[None]).logits
+        return made(input_ids=torch.arange(10)[None]).logits  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_at_first_nothing_changes_and_the_head_is_left_alone():
+def test_at_first_nothing_changes_and_the_head_is_left_alone() -> None:
     made = model()
     add_lora(made, RANK, ALPHA)
     assert torch.equal(logits(made), logits(model()))
@@ -84,14 +84,14 @@ def test_at_first_nothing_changes_and_the_head_is_left_alone():
     assert len(trained) == 2 * 7  # of q, k, v, o, gate, up and down
 
 
-def test_merged_logits_are_those_beside_the_weights(saved: Path):
+def test_merged_logits_are_those_beside_the_weights(saved: Path) -> None:
     merged, beside = model(), logits(adapted())
     assert float((logits(merged) - beside).abs().max()) > 0.1  # the control: not merged yet
     merge_lora(merged, saved)
     assert float((logits(merged) - beside).abs().max()) < 1e-5
 
 
-def test_the_same_adapter_is_added_once(saved: Path):
+def test_the_same_adapter_is_added_once(saved: Path) -> None:
     """A network that is built already may be loaded again and again; twice the adapter was another model."""
     merged, once = model(), model()
     merge_lora(once, saved)
@@ -101,7 +101,7 @@ def test_the_same_adapter_is_added_once(saved: Path):
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
-def test_an_adapter_is_not_added_to_another_one(saved: Path, tmp_path: Path):
+def test_an_adapter_is_not_added_to_another_one(saved: Path, tmp_path: Path) -> None:
     merged, other = model(), tmp_path / "other"
     merge_lora(merged, saved)
     before = [weight.clone() for weight in merged.parameters()]
@@ -112,7 +112,7 @@ def test_an_adapter_is_not_added_to_another_one(saved: Path, tmp_path: Path):
     assert all(map(torch.equal, merged.parameters(), before))
 
 
-def test_an_adapter_is_not_added_to_weights_that_may_hold_it(saved: Path):
+def test_an_adapter_is_not_added_to_weights_that_may_hold_it(saved: Path) -> None:
     """They were written to since, so whether it is in them cannot be known."""
     merged = model()
     merge_lora(merged, saved)
@@ -122,7 +122,7 @@ def test_an_adapter_is_not_added_to_weights_that_may_hold_it(saved: Path):
     assert "Build the network anew" in caught.value.hint
 
 
-def test_a_network_is_loaded_with_the_adapter_that_it_holds(saved: Path):
+def test_a_network_is_loaded_with_the_adapter_that_it_holds(saved: Path) -> None:
     """Without it, who asked for no adapter got the answers of one."""
     held = model()
     load_adapter(held, adapted=saved)
@@ -132,7 +132,7 @@ def test_a_network_is_loaded_with_the_adapter_that_it_holds(saved: Path):
     load_adapter(held, adapted=saved)
 
 
-def test_weights_that_were_written_to_since_are_loaded_as_they_are(saved: Path):
+def test_weights_that_were_written_to_since_are_loaded_as_they_are(saved: Path) -> None:
     """They were trained on from the adapter, say; with it they would be refused, so nothing would be left to ask for."""
     held = model()
     load_adapter(held, adapted=saved)
@@ -145,7 +145,7 @@ def test_weights_that_were_written_to_since_are_loaded_as_they_are(saved: Path):
     load_adapter(held)
 
 
-def test_an_engine_that_nobody_has_any_more_has_no_network():
+def test_an_engine_that_nobody_has_any_more_has_no_network() -> None:
     """Engines stand in cycles, which the collector may not have looked at yet."""
     built = model()
     gc.disable()
@@ -156,7 +156,7 @@ def test_an_engine_that_nobody_has_any_more_has_no_network():
         gc.enable()
 
 
-def test_a_load_that_failed_leaves_a_network_in_nobodys_use(saved: Path, tmp_path: Path):
+def test_a_load_that_failed_leaves_a_network_in_nobodys_use(saved: Path, tmp_path: Path) -> None:
     """An interactive session holds its last error, and with it all that was made until then."""
     built, other = model(), tmp_path / "other"
     save_lora(adapted(), other, base="a/model", dtype=torch.float32)
@@ -173,7 +173,9 @@ def test_a_load_that_failed_leaves_a_network_in_nobodys_use(saved: Path, tmp_pat
 @pytest.mark.parametrize(
     "change", [{"adapted": True}, {"dtype": "bfloat16"}, {"quantise": "fp16"}, {"quantise": "int4"}]
 )
-def test_a_second_engine_changes_no_weights_under_the_first(saved: Path, change: dict[str, Any]):
+def test_a_second_engine_changes_no_weights_under_the_first(
+    saved: Path, change: dict[str, Any]
+) -> None:
     """Its keys would be those of other weights, and with another dtype its next pass ends it."""
     given = {"adapted": saved} if "adapted" in change else change
     name = "lora" if "adapted" in change else next(iter(change))
@@ -192,7 +194,7 @@ def test_a_second_engine_changes_no_weights_under_the_first(saved: Path, change:
     assert again.model is shared
 
 
-def test_the_files_are_those_of_peft(saved: Path):
+def test_the_files_are_those_of_peft(saved: Path) -> None:
     """Names, shapes and configuration as peft writes them for a causal language model."""
     config = json.loads((saved / CONFIG).read_text())
     assert (config["peft_type"], config["task_type"]) == ("LORA", "CAUSAL_LM")
@@ -210,7 +212,7 @@ def test_the_files_are_those_of_peft(saved: Path):
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of peft, to transformers
-def test_peft_reads_it_and_we_read_what_peft_writes(saved: Path, tmp_path: Path):
+def test_peft_reads_it_and_we_read_what_peft_writes(saved: Path, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     theirs = peft.PeftModel.from_pretrained(model(), saved)
     assert float((logits(theirs) - logits(adapted())).abs().max()) < 1e-5
@@ -237,7 +239,9 @@ def changed(folder: Path, **entries: object) -> None:
         ({"r": RANK + 1}, "rank 3, and its configuration says 4"),
     ],
 )
-def test_another_kind_is_refused_by_name(saved: Path, entries: dict[str, object], says: str):
+def test_another_kind_is_refused_by_name(
+    saved: Path, entries: dict[str, object], says: str
+) -> None:
     changed(saved, **entries)
     made = model()
     with pytest.raises(UnsupportedModel, match=says):
@@ -246,7 +250,7 @@ def test_another_kind_is_refused_by_name(saved: Path, entries: dict[str, object]
 
 
 @pytest.mark.parametrize("rank_too", [False, True])
-def test_numbers_of_an_adapter_that_are_too_large_are_refused(saved: Path, rank_too: bool):
+def test_numbers_of_an_adapter_that_are_too_large_are_refused(saved: Path, rank_too: bool) -> None:
     changed(saved, lora_alpha=10**400, r=10**400 if rank_too else RANK, use_rslora=True)
     with pytest.raises(
         InvalidRequest, match="lora_alpha = a number of more than 308 digits; expected"
@@ -258,7 +262,7 @@ def test_numbers_of_an_adapter_that_are_too_large_are_refused(saved: Path, rank_
 
 
 @pytest.mark.parametrize("alpha", [math.inf, math.nan, "x", None])
-def test_an_alpha_that_is_no_number_is_refused(saved: Path, alpha: object):
+def test_an_alpha_that_is_no_number_is_refused(saved: Path, alpha: object) -> None:
     """An infinite one made weights of nan."""
     changed(saved, lora_alpha=alpha)
     with pytest.raises(
@@ -267,13 +271,13 @@ def test_an_alpha_that_is_no_number_is_refused(saved: Path, alpha: object):
         merge_lora(model(), saved)
 
 
-def test_a_configuration_that_lies_too_deep_in_itself_is_refused(saved: Path):
+def test_a_configuration_that_lies_too_deep_in_itself_is_refused(saved: Path) -> None:
     (saved / CONFIG).write_text('{"a":' * 100_000)
     with pytest.raises(UnsupportedModel, match="cannot be read: maximum recursion"):
         merge_lora(model(), saved)
 
 
-def test_another_base_is_refused_and_stays_as_it_is(saved: Path):
+def test_another_base_is_refused_and_stays_as_it_is(saved: Path) -> None:
     for other, says in (
         (model(width=32), "the model's layer goes from"),
         (torch.nn.ReLU(), "no such"),
@@ -284,7 +288,7 @@ def test_another_base_is_refused_and_stays_as_it_is(saved: Path):
         assert all(map(torch.equal, before, other.parameters()))
 
 
-def test_an_adapter_without_tensors_or_files_is_refused(saved: Path, tmp_path: Path):
+def test_an_adapter_without_tensors_or_files_is_refused(saved: Path, tmp_path: Path) -> None:
     save_file({}, saved / WEIGHTS)
     with pytest.raises(UnsupportedModel, match="has no tensors"):
         merge_lora(model(), saved)
@@ -292,7 +296,7 @@ def test_an_adapter_without_tensors_or_files_is_refused(saved: Path, tmp_path: P
         merge_lora(model(), tmp_path / "nowhere")
 
 
-def test_an_adapter_is_trained_further_from_its_files(saved: Path):
+def test_an_adapter_is_trained_further_from_its_files(saved: Path) -> None:
     fresh = model()
     add_lora(fresh, RANK, ALPHA)
     load_lora(fresh, saved)
@@ -306,7 +310,7 @@ def test_an_adapter_is_trained_further_from_its_files(saved: Path):
         assert torch.equal(logits(other), logits(model()))
 
 
-def test_a_training_of_an_adapter_goes_on_where_it_was(tmp_path: Path):
+def test_a_training_of_an_adapter_goes_on_where_it_was(tmp_path: Path) -> None:
     """Only the adapter is in the checkpoint, and a training with other weights cannot take it."""
     trace, _, _ = team_run(network("qwen3"), SETTINGS)
     settings = TrainSettings(steps=4, tokens_per_step=1, warmup_steps=1, log_every=1)

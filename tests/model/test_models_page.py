@@ -42,8 +42,8 @@ def tables() -> dict[str, str]:
 
 
 def _families() -> str:
-    in_full = {build.args[0].model_type for build in tiny_models().values()}  # type: ignore[attr-defined]
-    in_short = {build.args[0].model_type for build in repeating_models().values()}  # type: ignore[attr-defined]
+    in_full = {build.args[0].model_type for build in tiny_models().values()}
+    in_short = {build.args[0].model_type for build in repeating_models().values()}
     assert set(FAMILIES) == in_full | in_short, (
         "a family that no test tries, or the other way round"
     )

@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from manyhands.errors import ModelNotFound, UnsupportedModel
@@ -158,7 +159,8 @@ RINGS = [  # without a GPU they are tiles without a ring
 
 def _run(stack: Mxfp4Stack, x: Tensor, index: Tensor, shares: Tensor, **options: Any) -> Tensor:
     gate = ordinary.ExpertGate(clamped=(ALPHA, LIMIT))
-    return own.experts(x, index, shares, *_weights(stack), gate, fast=GPU, **options)
+    first, second = _weights(stack)
+    return own.experts(x, index, shares, first, second, gate, fast=GPU, **options)
 
 
 def _asked(tokens: int, chosen: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -213,7 +215,7 @@ def test_a_ring_changes_no_bit(ring: own.Tiles, tokens: int, eights: int) -> Non
 def test_rings_are_where_they_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
     for room, is_ringed in ((232448, True), (101376, False)):
         monkeypatch.setattr(own, "shared_memory", lambda device, room=room: room)
-        for tokens in range(1, own.MOST_TOKENS + 1):
+        for tokens in range(1, ordinary.MOST_TOKENS + 1):
             for eights in (1, 2, 4):
                 both = own.choose_tiles(tokens, eights, CPU)
                 assert any(each.stages for each in both) == (is_ringed and eights <= 2)
@@ -352,7 +354,7 @@ def test_experts_that_are_unpacked_have_the_dtype_that_was_asked_for(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Older versions of transformers leave them in bfloat16."""
-    read = loading.AutoModelForCausalLM.from_pretrained
+    read: Any = AutoModelForCausalLM.from_pretrained
 
     def older(*given: Any, **options: Any) -> Any:
         model, report = read(*given, **options)
@@ -360,7 +362,7 @@ def test_experts_that_are_unpacked_have_the_dtype_that_was_asked_for(
             layer.mlp.experts.to(torch.bfloat16)
         return model, report
 
-    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", older)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", older)
     model = _load(folder, dtype="float32").model
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
 

@@ -126,6 +126,7 @@ def test_few_tokens_at_real_sizes(tokens: int, outputs: int, inputs: int) -> Non
         gated = layer.gated(x, "silu")
         if tokens <= gate_up.MOST_TOKENS and gate_up.is_for(layer.weight):
             expected = (torch.nn.functional.silu(gate) * up).double()
+            assert gated is not None
             assert float((gated.double() - expected).norm() / expected.norm()) < 2.0**-7
         else:
             assert gated is None
@@ -140,6 +141,7 @@ def test_four_bits_at_real_sizes(tokens: int, outputs: int, inputs: int) -> None
     layer.fill(0.02)
     layer.zeros.random_(0, 16)
     layer.scales.copy_(0.005 * torch.rand_like(layer.scales.float()))
+    assert layer.bias is not None
     layer.bias.data.normal_()
     x = torch.randn(tokens, inputs, device=GPU)
     exact = x.double() @ layer.dequantised(torch.float64).t() + layer.bias.double()
@@ -156,6 +158,7 @@ def test_four_bits_at_real_sizes(tokens: int, outputs: int, inputs: int) -> None
         else:
             gate, up = ours.chunk(2, dim=-1)
             expected = (torch.nn.functional.silu(gate) * up).double()
+            assert gated is not None
             assert float((gated.double() - expected).norm() / expected.norm()) < step
     assert not layer.arrived.any()
 

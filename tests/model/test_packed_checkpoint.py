@@ -117,6 +117,7 @@ def test_inputs_in_another_order() -> None:
     )
     assert torch.equal(by_definition.t(), weight)
     x = torch.randn(3, 256, dtype=torch.float64)
+    assert layer.bias is not None
     torch.testing.assert_close(again(x), x @ weight.t() + layer.bias.double())
 
 

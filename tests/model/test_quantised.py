@@ -125,6 +125,8 @@ def test_layers_with_different_orders_of_inputs_are_not_joined() -> None:
     assert Int4Linear.joined([first, second]) is None
     joined = Int4Linear.joined([second, third])
     assert joined is not None
+    assert joined.order is not None
+    assert second.order is not None
     assert torch.equal(joined.order, second.order)
 
 
@@ -194,7 +196,7 @@ def test_fused_modules_join_quantised_layers(kind: str, name: str) -> None:
     expected = _logits(adapter)
     report = fuse_modules(adapter, "on")
     assert report.products >= adapter.num_layers
-    first: Any = adapter.model.base_model.layers[0]
+    first: Any = adapter.model.base_model.layers[0]  # type: ignore[index]
     assert isinstance(first.self_attn.qkv_proj.linear, KINDS[kind])
     torch.testing.assert_close(_logits(adapter), expected, rtol=0, atol=2e-5)
 
@@ -215,6 +217,7 @@ def test_dummy_weights_are_quantised_from_the_start(
     layer = model.base_model.layers[0].self_attn.q_proj
     assert isinstance(layer, KINDS[kind])
     assert float(layer.dequantised(torch.float32).std()) == pytest.approx(0.02, rel=0.1)
+    assert layer.bias is not None
     assert not layer.bias.any()
     assert layer.bias.dtype == torch.bfloat16
     for a, b in zip(model.buffers(), again.buffers(), strict=True):
@@ -251,7 +254,7 @@ def test_an_ordinary_checkpoint_is_quantised_at_load(kind: str, tmp_path: Path) 
 
 def test_what_cannot_be_quantised() -> None:
     with pytest.raises(InvalidRequest, match="'int3'"):
-        load_adapter(ZOO["llama"](), quantise="int3")  # type: ignore[arg-type]  # what a user may write
+        load_adapter(ZOO["llama"](), quantise="int3")  # as a user may write it
     narrow = ZOO["llama"]().config
     narrow.hidden_size, narrow.num_attention_heads, narrow.num_key_value_heads = 24, 3, 1
     narrow.head_dim, narrow.intermediate_size = 8, 24

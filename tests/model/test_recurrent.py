@@ -27,6 +27,7 @@ from manyhands.engine.engine import Engine
 from manyhands.errors import UnsupportedModel
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.recurrent import StateCall, States, is_hybrid
+from tests.engine.small import executor_of
 from tests.model.double import DoublePrecision
 from tests.model.families_zoo import _EXPERTS, _HEAD, _SIZES, some_tokens, tiny_model
 from tests.model.test_conformance import VISIBLE
@@ -61,8 +62,10 @@ class Forks:
     def __init__(self, adapter: ModelAdapter, book: type[StateBook] = StateBook) -> None:
         self.adapter = adapter
         self.engine = Engine(adapter, memory_tokens=512, states=SLOTS)
-        poison(self.engine.executor.memory)
-        self.states = self.engine.executor.states
+        poison(executor_of(self.engine).memory)
+        states = executor_of(self.engine).states
+        assert states is not None
+        self.states = states
         for store in self.states.stores.values():
             store.inputs[1:] = store.states[1:] = torch.nan
         self.book = self.engine.pool.states = book(SLOTS)

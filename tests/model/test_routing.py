@@ -47,8 +47,8 @@ DEVICE = "cuda" if GPU else "cpu"
 FLOAT = torch.float32
 K = 64  # inputs of a router
 CORRECTION = "e_score_correction_bias"
-_AMONG = {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5}
-_ONE = {"n_group": 1, "topk_group": 1}
+_AMONG: dict[str, Any] = {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5}
+_ONE: dict[str, Any] = {"n_group": 1, "topk_group": 1}
 
 
 def _by_sigmoid(groups: ExpertGroups | None, scale: float, added: float = 1e-20) -> Scoring:
@@ -274,7 +274,7 @@ def test_choices_are_those_of_the_modelling_code(
     made = own.choose
     monkeypatch.setattr(
         own, "choose", lambda *given, **how: chosen.append(1) or made(*given, **how)
-    )  # type: ignore[func-returns-value]
+    )
     ours = router(flat, *given)
     assert chosen == [1]
     assert [each.dtype for each in ours[1:]] == [shares.dtype, index.dtype]
@@ -305,7 +305,7 @@ def test_weights_in_float32_beside_inputs_of_16_bits(
     monkeypatch.setattr(skinny, "product", lambda *_: pytest.fail("its weight would be rounded"))
     monkeypatch.setattr(
         own, "choose", lambda *given, **how: made.append(given[0]) or choose(*given, **how)
-    )  # type: ignore[func-returns-value]
+    )
     ours = router(x, *given)
     assert [each.dtype for each in made] == [torch.float32]
     torch.testing.assert_close(
@@ -425,7 +425,7 @@ def _made_even(change: str, shares: Tensor, scores: Tensor) -> Tensor:
     if change == "not even":
         return shares
     if change == "by a norm":
-        return shares / shares.norm(dim=-1, keepdim=True)
+        return shares / shares.norm(dim=-1, keepdim=True)  # type: ignore[no-any-return]
     if change == "by all":
         return shares / scores.sum(-1, keepdim=True)
     if change == "softmax of shares":

@@ -21,7 +21,7 @@ from manyhands.model.adapter import ModelAdapter, weight_bytes
 from manyhands.model.families import storing_layers
 from manyhands.model.memory import Memory, token_bytes
 from manyhands.model.self_test import self_test
-from tests.engine.small import CONTEXT, NUM_IDS, small_engine, team
+from tests.engine.small import CONTEXT, NUM_IDS, executor_of, small_engine, team
 from tests.engine.test_preemption import SAMPLED
 from tests.model.families_zoo import tiny_models
 from tests.model.test_conformance import VISIBLE, _worst
@@ -36,7 +36,7 @@ def engine() -> Engine:
 
 
 def test_which_layer_stores() -> None:
-    assert storing_layers(tiny_models()[NAME].args[0]) == STORED_BY  # type: ignore[attr-defined]
+    assert storing_layers(tiny_models()[NAME].args[0]) == STORED_BY
     small = hf.Gemma4TextConfig(num_hidden_layers=12, num_kv_shared_layers=6)
     assert storing_layers(small) == (0, 1, 2, 3, 4, 5, 4, 4, 4, 4, 4, 5)
     assert storing_layers(hf.Gemma4TextConfig(num_hidden_layers=3)) == (0, 1, 2)
@@ -44,11 +44,11 @@ def test_which_layer_stores() -> None:
 
 
 def test_a_token_takes_room_in_layers_that_store_alone(engine: Engine) -> None:
-    memory: Memory = engine.executor.memory
+    memory: Memory = executor_of(engine).memory
     assert [memory.stores.index(store) for store in memory.stores] == list(STORED_BY)
     assert [len(stack.stores) for stack in memory.stacks] == [2, 1]
     numbers = 2 * 2 * (16 + 16) + 2 * (32 + 32)  # layers, heads, key and value
-    assert token_bytes(engine.executor.adapter) == 4 * numbers
+    assert token_bytes(executor_of(engine).adapter) == 4 * numbers
     slots = memory.stores[0].keys.shape[0]
     assert memory.num_bytes == slots * 4 * numbers
 
@@ -63,7 +63,7 @@ def test_each_store_is_written_once_a_pass(engine: Engine, monkeypatch: pytest.M
 
     monkeypatch.setattr(TorchBackend, "append", noted)
     engine.forward(Step([Row(View([Block()]), (1, 2, 3))]))
-    assert written == list(engine.executor.memory.stores[:3])
+    assert written == list(executor_of(engine).memory.stores[:3])
 
 
 def test_control_a_layer_that_reads_another_store(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_a_network_whose_layer_makes_keys_of_its_own_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its logits agree all the same: the examination has no memory."""
-    config = tiny_models()["llama"].args[0]  # type: ignore[attr-defined]
+    config = tiny_models()["llama"].args[0]
     assert self_test(config).interleaved is False
     monkeypatch.setattr(adapting, "storing_layers", lambda config: (0, 0))
     with pytest.raises(UnsupportedModel, match="layer 1 should read what layer 0 stored"):
@@ -85,7 +85,7 @@ def test_a_network_whose_layer_makes_keys_of_its_own_is_refused(
 
 def test_runs_that_come_back_to_memory() -> None:
     """A run that had to make room is written anew, by the layers that store."""
-    config = copy.deepcopy(tiny_models()[NAME].args[0])  # type: ignore[attr-defined]
+    config = copy.deepcopy(tiny_models()[NAME].args[0])
     config.vocab_size = config.vocab_size_per_layer_input = NUM_IDS
     config.max_position_embeddings = CONTEXT
     few, many = small_engine(640, 3.0, config=config), small_engine(config=config)

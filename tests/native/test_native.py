@@ -279,7 +279,7 @@ def test_what_does_not_fit_is_not_packed() -> None:
         with pytest.raises(ValueError, match=r"section"):
             compiled.pack(np.zeros(size, np.int32), places, [0, 0], arrays)
     with pytest.raises(TypeError, match="expected int32"):
-        compiled.pack(np.zeros(8, np.int64), places, [0, 0], [one, one])  # type: ignore[arg-type]
+        compiled.pack(np.zeros(8, np.int64), places, [0, 0], [one, one])
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.float64])

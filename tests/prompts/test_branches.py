@@ -12,7 +12,7 @@ from manyhands.prompts.branches import BranchPrompt
 MARKS = {"marker": "@@", "title_end": "=>", "placeholder": "....", "terminator": "@@end"}
 
 
-def test_the_rules_are_short_and_name_the_marks():
+def test_the_rules_are_short_and_name_the_marks() -> None:
     prompt = BranchPrompt()
     assert len(re.sub(r"\{\w+\}", "", prompt.rules).split()) <= 150
     message = prompt.message("Who is it?", **MARKS)
@@ -22,11 +22,11 @@ def test_the_rules_are_short_and_name_the_marks():
     assert message.endswith("Who is it?")
 
 
-def test_a_question_is_not_searched_for_placeholders():
+def test_a_question_is_not_searched_for_placeholders() -> None:
     message = BranchPrompt("{marker}|{question}").message(r"\frac{marker}{x}", **MARKS)
     assert message == r"@@|\frac{marker}{x}"
 
 
-def test_rules_without_a_question_are_refused():
+def test_rules_without_a_question_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="question"):
         BranchPrompt("Just do it.")

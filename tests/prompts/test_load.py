@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,26 +14,26 @@ from manyhands.prompts import TeamPrompt, dump_prompt, load_prompt
 
 
 @pytest.fixture
-def file(tmp_path):
+def file(tmp_path: Path) -> Path:
     return tmp_path / "team.toml"
 
 
-def test_missing_keys_keep_their_defaults(file):
+def test_missing_keys_keep_their_defaults(file: Path) -> None:
     file.write_text('[team]\nown_header = "\\n\\n### Mine"\nnames = ["Ada", "Ben"]\n')
     expected = TeamPrompt(own_header="\n\n### Mine", names=("Ada", "Ben"))
     assert load_prompt(file) == expected
 
 
-def test_the_defaults_load_back(file):
+def test_the_defaults_load_back(file: Path) -> None:
     file.write_text(dump_prompt(TeamPrompt()), encoding="utf-8")
     assert load_prompt(file) == TeamPrompt()
 
 
-def test_long_texts_are_dumped_over_several_lines():
+def test_long_texts_are_dumped_over_several_lines() -> None:
     assert "\nYou are a team of {count}: {names}." in dump_prompt(TeamPrompt())
 
 
-def test_a_text_that_cannot_stand_as_it_is_is_quoted(file):
+def test_a_text_that_cannot_stand_as_it_is_is_quoted(file: Path) -> None:
     for text in ["a\n'''b\nc", "a\nb\nc'", "\na\nb\n"]:
         prompt = TeamPrompt(finisher=text)
         file.write_text(dump_prompt(prompt))
@@ -44,7 +45,13 @@ FREE = TEXT.filter(lambda text: "{" not in text)
 
 
 @given(FREE, FREE, FREE, st.lists(st.sampled_from(["Ada", 'B"en', "数", "C\\"]), unique=True))
-def test_any_prompt_loads_back(tmp_path_factory, rules, header, finisher, names):
+def test_any_prompt_loads_back(
+    tmp_path_factory: pytest.TempPathFactory,
+    rules: str,
+    header: str,
+    finisher: str,
+    names: list[str],
+) -> None:
     prompt = TeamPrompt(
         rules=rules + "{problem}", own_header=header, finisher=finisher, names=tuple(names)
     )
@@ -71,7 +78,7 @@ def test_any_prompt_loads_back(tmp_path_factory, rules, header, finisher, names)
         ('[team]\nfinisher = "\\frac"', "control character U+000C", "backslash twice"),
     ],
 )
-def test_mistakes_are_named(file, content, message, hint):
+def test_mistakes_are_named(file: Path, content: str, message: str, hint: str) -> None:
     file.write_text(content)
     with pytest.raises(InvalidRequest) as caught:
         load_prompt(file)
@@ -80,21 +87,21 @@ def test_mistakes_are_named(file, content, message, hint):
     assert hint in caught.value.hint
 
 
-def test_a_file_that_is_not_there(file):
+def test_a_file_that_is_not_there(file: Path) -> None:
     with pytest.raises(InvalidRequest, match="No such file"):
         load_prompt(file)
 
 
-def test_a_folder_is_no_file(tmp_path):
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="cannot be read"):
         load_prompt(tmp_path)
 
 
-def test_a_file_that_is_not_utf8(file):
+def test_a_file_that_is_not_utf8(file: Path) -> None:
     file.write_bytes(b'[team]\nrules = "\xff"')
     with pytest.raises(InvalidRequest, match="not UTF-8"):
         load_prompt(file)
 
 
-def test_a_dump_is_plain_toml():
+def test_a_dump_is_plain_toml() -> None:
     assert set(tomllib.loads(dump_prompt(TeamPrompt()))) == {"team"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from manyhands.errors import InvalidRequest
@@ -65,7 +67,7 @@ def test_a_question_is_never_searched_for_placeholders() -> None:
         ("finisher", "\boxed{", "U+0008"),
     ],
 )
-def test_mistakes(field: str, value: object, found: str) -> None:
+def test_mistakes(field: str, value: Any, found: str) -> None:
     with pytest.raises(InvalidRequest) as error:
         SkeletonPrompt(**{field: value})
     assert found in str(error.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ def test_a_model_brings_its_own_words_for_one_worker(tmp_path: Path) -> None:
         ("between", None, "is a NoneType"),
     ],
 )
-def test_mistakes(field: str, value: object, found: str) -> None:
+def test_mistakes(field: str, value: Any, found: str) -> None:
     with pytest.raises(InvalidRequest) as error:
         VotesPrompt(**{field: value})
     assert found in str(error.value)

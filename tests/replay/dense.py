@@ -34,7 +34,9 @@ class Lines:
     @classmethod
     def of(cls, trace: Trace) -> Lines:
         """From the trace's integers."""
-        token_ids, lines, last = [], [], []
+        token_ids: list[int] = []
+        lines: list[list[int]] = []
+        last: list[int] = []
         blocks = defaultdict(list)  # block: its tokens, as numbers in the order of feeding
         for rows in trace.passes:
             for row in rows:

@@ -47,7 +47,7 @@ def network(family: str, dtype: torch.dtype = torch.float32) -> ModelAdapter:
     """A tiny network of this family with our small vocabulary."""
     config = tiny_models()[family]().config
     config.vocab_size = config.vocab_size_per_layer_input = VOCABULARY  # the second is Gemma 4's
-    return ModelAdapter(tiny_model(config).to(dtype), name=family)
+    return ModelAdapter(tiny_model(config).to(dtype), name=family)  # type: ignore[arg-type]
 
 
 def recorded(adapter: ModelAdapter, strategy: Strategy) -> tuple[Trace, Tensor, Answer]:
@@ -91,7 +91,7 @@ LIST_PROMPTS = Prompts(team=LIST_PROMPT)
 def list_network() -> ModelAdapter:
     """A network small enough to train in a test, the same one every time."""
     config = Qwen3Config(
-        vocab_size=len(list_text().tokenizer),
+        vocab_size=len(list_text().tokenizer.get_vocab()),
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,

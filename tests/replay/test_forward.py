@@ -34,7 +34,7 @@ def worst(a: torch.Tensor, b: torch.Tensor) -> float:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_replayed_logits_are_the_runs(layout, workers, family):
+def test_replayed_logits_are_the_runs(layout: str, workers: int, family: str) -> None:
     adapter = network(family)
     settings = replace(SETTINGS, layout=layout, workers=workers)
     trace, seen, answer = team_run(adapter, settings)
@@ -47,7 +47,7 @@ def test_replayed_logits_are_the_runs(layout, workers, family):
     assert seen.std() > 0.1  # there is something to get wrong
 
 
-def test_steps_that_are_encoded_again():
+def test_steps_that_are_encoded_again() -> None:
     adapter = network("qwen3")
     trace, seen, _ = team_run(adapter, replace(SETTINGS, workers=3, moves="reencode"))
     rows = [row for one in trace.passes[1:] for row in one]
@@ -58,7 +58,7 @@ def test_steps_that_are_encoded_again():
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_in_double_precision(layout):
+def test_in_double_precision(layout: str) -> None:
     adapter = network("qwen3", torch.float64)
     with DoublePrecision(), torch.no_grad():
         trace, seen, _ = team_run(adapter, replace(SETTINGS, layout=layout, workers=3))
@@ -67,7 +67,7 @@ def test_in_double_precision(layout):
     assert worst(replayed, seen) < 1e-12
 
 
-def test_sinks_and_softcap():
+def test_sinks_and_softcap() -> None:
     for family in ("gpt_oss", "gemma2"):
         adapter = network(family)
         trace, seen, _ = team_run(adapter, replace(SETTINGS, workers=2))
@@ -76,7 +76,7 @@ def test_sinks_and_softcap():
 
 
 @pytest.mark.parametrize("reencode", [False, True])
-def test_one_alone(reencode):
+def test_one_alone(reencode: bool) -> None:
     adapter = network("qwen3")
     end = EndSettings(finisher_tokens=4, reencode=reencode)
     settings = SoloSettings(budget=20, choice=SETTINGS.choice, seed=1, snapshots=(7,), end=end)
@@ -85,7 +85,7 @@ def test_one_alone(reencode):
         assert worst(replay_logits(adapter, merge_trace(trace)), seen) < 2e-5
 
 
-def test_a_trace_that_was_cut():
+def test_a_trace_that_was_cut() -> None:
     adapter = network("qwen3")
     trace, seen, _ = team_run(adapter, SETTINGS)
     del trace.passes[11:]
@@ -94,7 +94,7 @@ def test_a_trace_that_was_cut():
         assert worst(replay_logits(adapter, merge_trace(trace)), seen[:rows]) < 2e-5
 
 
-def test_a_wrong_view_shows():
+def test_a_wrong_view_shows() -> None:
     """Mutation control: the comparison above notices two blocks in the wrong order."""
     adapter = network("qwen3")
     trace, seen, _ = team_run(adapter, SETTINGS)
@@ -106,7 +106,7 @@ def test_a_wrong_view_shows():
         assert worst(replay_logits(adapter, merge_trace(trace)), seen) > 1e-2
 
 
-def test_a_wrong_token_shows_only_where_it_is_seen():
+def test_a_wrong_token_shows_only_where_it_is_seen() -> None:
     adapter = network("qwen3")
     trace, seen, _ = team_run(adapter, SETTINGS)
     last = trace.passes[-1]
@@ -118,14 +118,14 @@ def test_a_wrong_token_shows_only_where_it_is_seen():
     assert worst(replayed[before:], seen[before:]) > 1e-2
 
 
-def test_no_rows():
+def test_no_rows() -> None:
     adapter = network("qwen3")
     trace, seen, _ = team_run(adapter, SETTINGS)
     with torch.no_grad():
         assert replay_logits(adapter, merge_trace(trace), []).shape == (0, seen.shape[1])
 
 
-def test_a_trace_without_a_pass_is_refused():
+def test_a_trace_without_a_pass_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="the trace has no pass that could be replayed"):
         merge_trace(Trace({}))
     wrong: Any = "run.jsonl"
@@ -133,7 +133,7 @@ def test_a_trace_without_a_pass_is_refused():
         merge_trace(wrong)
 
 
-def test_some_rows_only():
+def test_some_rows_only() -> None:
     adapter = network("qwen3")
     trace, seen, _ = team_run(adapter, SETTINGS)
     rows = [3, 0, len(seen) - 1]
@@ -142,7 +142,7 @@ def test_some_rows_only():
 
 
 @pytest.mark.parametrize("budget", [64, 4096, 1 << 26])
-def test_small_products_give_the_same(budget):
+def test_small_products_give_the_same(budget: int) -> None:
     adapter = network("qwen3")
     trace, seen, _ = team_run(adapter, SETTINGS)
     with torch.no_grad():
@@ -150,7 +150,7 @@ def test_small_products_give_the_same(budget):
         assert worst(replay.logits(adapter), seen) < 2e-5
 
 
-def test_runs_side_by_side():
+def test_runs_side_by_side() -> None:
     """A batch of runs gives each what it gives alone, whatever the layout of its neighbours."""
     adapter = network("gemma3_text")
     runs = [
@@ -166,7 +166,7 @@ def test_runs_side_by_side():
     assert worst(together, torch.cat([seen for _, seen, _ in runs])) < 2e-5
 
 
-def test_one_run_side_by_side_is_itself():
+def test_one_run_side_by_side_is_itself() -> None:
     merged = merge_trace(team_run(network("qwen3"), SETTINGS)[0])
     alone = side_by_side([merged])
     for name in ("token_ids", "row_indptr", "positions", "offsets", "slots"):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from manyhands.cache.layouts import LAYOUTS
+from manyhands.model.adapter import ModelAdapter
 from manyhands.replay.lessons import Batch, trace_lesson
 from manyhands.replay.train import batch_loss, recompute_layers
 from tests.model.double import DoublePrecision
@@ -22,7 +23,7 @@ def value(number: torch.Tensor) -> float:
     return float(number.detach())
 
 
-def gradients(loss: torch.Tensor, adapter) -> dict[str, torch.Tensor]:
+def gradients(loss: torch.Tensor, adapter: ModelAdapter) -> dict[str, torch.Tensor]:
     """Of every parameter, by name; none is kept in the network."""
     named = dict(adapter.model.named_parameters())
     found = torch.autograd.grad(loss, list(named.values()))
@@ -34,7 +35,7 @@ CASES += [("combined", family) for family in ("gemma4_text", "gemma4_shared", "l
 
 
 @pytest.mark.parametrize(("layout", "family"), CASES)
-def test_against_a_dense_formulation(layout, family):
+def test_against_a_dense_formulation(layout: str, family: str) -> None:
     """In float64 both are exact up to sums in another order: 1e-10 of numbers of size one."""
     adapter = network(family, torch.float64)
     with DoublePrecision():
@@ -56,7 +57,7 @@ def test_against_a_dense_formulation(layout, family):
     assert all(float(gradient.abs().max()) > 1e-6 for gradient in expected.values())
 
 
-def test_layers_that_are_computed_once_more():
+def test_layers_that_are_computed_once_more() -> None:
     """Also those that take keys from an earlier layer, which is itself computed once more."""
     adapter = network.__wrapped__("gemma4_shared")
     batch = Batch.of(
@@ -69,7 +70,7 @@ def test_layers_that_are_computed_once_more():
         torch.testing.assert_close(found[name], gradient, rtol=1e-6, atol=1e-7, msg=name)
 
 
-def test_against_finite_differences():
+def test_against_finite_differences() -> None:
     adapter = network("qwen3", torch.float64)
     generator = torch.Generator().manual_seed(4)
     with DoublePrecision():
@@ -90,7 +91,7 @@ def test_against_finite_differences():
             assert slope == pytest.approx(float((found[name] * direction).sum()), abs=1e-8), name
 
 
-def test_the_loss_of_a_batch_weighs_tokens():
+def test_the_loss_of_a_batch_weighs_tokens() -> None:
     """A token of weight two counts as two, and one of weight zero as none."""
     adapter = network("qwen3")
     trace, seen, _ = team_run(adapter, replace(SHORT, workers=2))
@@ -113,7 +114,7 @@ def test_the_loss_of_a_batch_weighs_tokens():
     assert value(right[1]) == pytest.approx(float(found[learned[2:5]].float().mean()))
 
 
-def test_batches_learn_from_all_their_lessons():
+def test_batches_learn_from_all_their_lessons() -> None:
     adapter = network("qwen3")
     lessons = [
         trace_lesson(team_run(adapter, replace(SHORT, layout=layout))[0]) for layout in LAYOUTS

@@ -19,7 +19,8 @@ from manyhands.replay.trace import Trace, parse_trace, record
 from manyhands.strategies.branch_joins import JOINS
 from manyhands.strategies.branches import BranchAnswer, branches
 from manyhands.strategies.settings import BranchSettings
-from tests.engine.test_branches import BYTES, PROMPT, SHORT, SKELETON, play
+from tests.engine.small import TEXT as BYTES
+from tests.engine.test_branches import PROMPT, SHORT, SKELETON, play
 from tests.model.families_zoo import tiny_model
 from tests.replay.runs import network
 

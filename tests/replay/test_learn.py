@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from tests.replay.runs import LIST_PROMPTS, list_network, list_text
 TOKENS = 600
 
 
-def batches(**how: int) -> list[Batch]:
+def batches(**how: Any) -> list[Batch]:
     """The parts of the first step."""
     curriculum = Curriculum(fewest_problems=2, most_problems=2, word_problems=0.0)
     return Batches(Simulated(curriculum, list_text(), LIST_PROMPTS), 5, TOKENS, **how)[0]
@@ -45,7 +46,9 @@ def plain() -> tuple[float, list[Tensor]]:
     return float(loss.detach()), list(torch.autograd.grad(loss, weights))
 
 
-def test_in_pieces_and_in_parts_they_are_those_of_the_whole(monkeypatch):
+def test_in_pieces_and_in_parts_they_are_those_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Float32, sums in another order; the control is the gradient of one part alone."""
     loss, expected = plain()
     monkeypatch.setattr(gradients, "_MOST_LOGITS", 17 * 1280)  # 17 rows at a time
@@ -56,7 +59,7 @@ def test_in_pieces_and_in_parts_they_are_those_of_the_whole(monkeypatch):
     assert worst(found(batches(parts=2)[:1])[1], expected) > 1e-2
 
 
-def test_products_in_bfloat16_are_near_and_weights_stay_float32():
+def test_products_in_bfloat16_are_near_and_weights_stay_float32() -> None:
     _, expected = plain()
     _, ours = found(batches(), torch.bfloat16)
     assert all(gradient.dtype == torch.float32 for gradient in ours)
@@ -65,7 +68,7 @@ def test_products_in_bfloat16_are_near_and_weights_stay_float32():
     assert 1e-8 < norms / whole < 1e-3  # eight bits of mantissa: rounded, and near
 
 
-def test_counts_are_those_of_the_plain_formulation():
+def test_counts_are_those_of_the_plain_formulation() -> None:
     adapter, (batch,) = list_network(), batches()
     _, right = batch_loss(adapter, batch)
     learned = learn(adapter, [batch])
@@ -86,7 +89,7 @@ def _other(meeting: str, out: str) -> None:
     torch.save(_rank(1, meeting), out)
 
 
-def test_two_processes_learn_what_one_does(tmp_path: Path):
+def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     loss, expected = found(batches(parts=2))
     meeting, out = f"file://{tmp_path}/meeting", str(tmp_path / "other.pt")
     other = multiprocessing.get_context("spawn").Process(target=_other, args=(meeting, out))

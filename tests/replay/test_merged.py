@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ def a_run(seed: int, num_found: int = 0) -> tuple[Merged, list[Seen]]:
     expected: list[Seen] = []
     count = 0
 
-    def steps():
+    def steps() -> Iterator[Step]:
         nonlocal count
         for _ in range(rng.randint(1, 8)):
             step = random_step(rng, blocks, views)
@@ -85,7 +86,7 @@ def a_run(seed: int, num_found: int = 0) -> tuple[Merged, list[Seen]]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 3))
-def test_every_row_sees_what_it_saw(seed, num_found):
+def test_every_row_sees_what_it_saw(seed: int, num_found: int) -> None:
     merged, expected = a_run(seed, num_found)
     assert merged.plan.num_rows == len(expected) == merged.pass_indptr[-1]
     for row, seen in enumerate(expected):
@@ -96,7 +97,7 @@ def test_every_row_sees_what_it_saw(seed, num_found):
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 2**32), min_size=1, max_size=4))
-def test_side_by_side(seeds):
+def test_side_by_side(seeds: list[int]) -> None:
     runs = [a_run(seed) for seed in seeds]
     batch = side_by_side([merged for merged, _ in runs])
     row = token = 0
@@ -111,11 +112,11 @@ def test_side_by_side(seeds):
     assert len(np.unique(batch.plan.slots)) == batch.plan.num_tokens  # no two tokens share a slot
 
 
-def test_a_block_that_moves_lies_at_both_places():
+def test_a_block_that_moves_lies_at_both_places() -> None:
     """Before a desk joins the history it is read where it was, afterwards where it lies then."""
     prompt, desk, next_desk = Block("prompt"), Block("desk"), Block("next desk")
 
-    def steps():
+    def steps() -> Iterator[Step]:
         yield Step([Row(View([prompt]), (1, 2, 3)), Row(View([prompt, desk]), (4, 5))])
         prompt.freeze(), desk.freeze()
         yield Step([Row(View([prompt, desk, next_desk]), (6,))])
@@ -129,7 +130,7 @@ def test_a_block_that_moves_lies_at_both_places():
     ]
 
 
-def test_the_room_asked_for_is_a_promise():
+def test_the_room_asked_for_is_a_promise() -> None:
     view = View([Block()])
     with pytest.raises(OutOfMemory):
         merge_passes((Step([Row(view, (1, 2, 3))]) for _ in range(3)), 4)

@@ -14,6 +14,7 @@ from manyhands.replay.forward import merge_trace, replay_logits
 from manyhands.replay.lessons import trace_lesson
 from manyhands.replay.simulate import Simulation
 from manyhands.replay.trace import parse_trace, record
+from manyhands.schema.lines import Line
 from manyhands.school.arithmetic_team import ArithmeticTeam
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.settings import TeamSettings
@@ -21,7 +22,7 @@ from manyhands.tasks.arithmetic.problem_list import problem_list
 from tests.replay.runs import LIST_PROMPT, list_network, list_text
 
 
-def simulation(layout: str, lines: list | None = None) -> Simulation:
+def simulation(layout: str, lines: list[Line] | None = None) -> Simulation:
     rng = random.Random(5)
     problems = problem_list(rng, 3, "bare")
     settings = TeamSettings(workers=2, layout=layout, check_every=60, snapshots=(30,), budget=400)
@@ -30,12 +31,14 @@ def simulation(layout: str, lines: list | None = None) -> Simulation:
         problems, list_text(), names, LIST_PROMPT, rng, sees_desks=LAYOUTS[layout].sees_desks
     )
     strategy = hogwild(problems.question, list_text(), settings, LIST_PROMPT)
-    return Simulation(record(strategy, {}, (lines if lines is not None else []).append), team)
+    return Simulation(
+        record(strategy, {}, (lines if lines is not None else list[Line]()).append), team
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_lesson_is_the_trace_of_its_run(layout):
-    lines: list = []
+def test_a_lesson_is_the_trace_of_its_run(layout: str) -> None:
+    lines: list[Line] = []
     lesson = simulation(layout, lines).lesson()
     trace = parse_trace(json.loads(json.dumps(lines)))
     merged = merge_trace(trace)
@@ -50,7 +53,7 @@ def test_a_lesson_is_the_trace_of_its_run(layout):
     assert float(difference.abs().max()) < 1e-5
 
 
-def test_running_and_learning_end_alike():
+def test_running_and_learning_end_alike() -> None:
     run, lesson = simulation("combined"), simulation("combined")
     answer = run.run()
     lesson.lesson()
@@ -59,7 +62,7 @@ def test_running_and_learning_end_alike():
     assert lesson.weights == run.weights
 
 
-def test_targets_are_what_comes_next():
+def test_targets_are_what_comes_next() -> None:
     """The token chosen for a row is the first one that its writer is fed in its next row."""
     watched = simulation("combined")
     last: dict[str, int] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import weakref
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from manyhands.cache.view import View
 from manyhands.errors import BrokenTrace, InvalidRequest, OutOfMemory
 from manyhands.replay.retold import answer_from
 from manyhands.replay.trace import SCHEMA, SCORE, Trace, parse_trace, read_trace, record
-from manyhands.strategies.base import Answer, FinishedStep
+from manyhands.schema.lines import Line
+from manyhands.strategies.base import Answer, FinishedStep, Strategy
 from manyhands.strategies.events import Event, StepEnded, TokenWritten
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.listening import Heard, Listen
@@ -38,14 +40,14 @@ TEAM = TeamSettings(
 )  # fmt: skip
 
 
-def recorded(strategy) -> tuple[Played, list[dict]]:
+def recorded(strategy: Strategy) -> tuple[Played, list[dict[str, Any]]]:
     """A run, and its lines as they come back from a file."""
-    lines: list[dict] = []
+    lines: list[dict[str, Any]] = []
     played = play(record(strategy, {"model": "dice", "seed": 0}, lines.append), Dice(TEXT, boxes=0))
     return played, [json.loads(json.dumps(line)) for line in lines]
 
 
-def team_run(**more) -> tuple[Played, list[dict]]:
+def team_run(**more: Any) -> tuple[Played, list[dict[str, Any]]]:
     return recorded(hogwild("2+3", TEXT, replace(TEAM, **more), PROMPT))
 
 
@@ -65,7 +67,7 @@ def without_choices(passes: list[Pass]) -> list[Pass]:
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_team_is_played_again(layout, workers):
+def test_a_team_is_played_again(layout: str, workers: int) -> None:
     played, lines = team_run(layout=layout, workers=workers)
     trace = parse_trace(lines)
     assert played_again(trace) == without_choices(played.passes)
@@ -76,14 +78,14 @@ def test_a_team_is_played_again(layout, workers):
     assert trace.num_tokens == sum(len(row.feed) for one in played.passes for row in one.rows)
 
 
-def test_one_alone_is_played_again():
+def test_one_alone_is_played_again() -> None:
     settings = SoloSettings(budget=20, snapshots=(5,))
     played, lines = recorded(sequential("2+3", TEXT, settings, PROMPT))
     assert played_again(parse_trace(lines)) == without_choices(played.passes)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_recorded_run_is_the_run(layout):
+def test_a_recorded_run_is_the_run(layout: str) -> None:
     team = replace(TEAM, layout=layout)
     plain = play(hogwild("2+3", TEXT, team, PROMPT), Dice(TEXT, boxes=0))
     played, lines = team_run(layout=layout)
@@ -103,7 +105,7 @@ def test_a_recorded_run_is_the_run(layout):
     assert parse_trace(lines).answer == lines[-1]["answer"]
 
 
-def test_a_file_comes_back(tmp_path):
+def test_a_file_comes_back(tmp_path: Path) -> None:
     _, lines = team_run()
     path = write(tmp_path, lines)
     trace = read_trace(path)
@@ -114,7 +116,7 @@ def test_a_file_comes_back(tmp_path):
 # -- the recorder is no burden -------------------------------------------------------------------
 
 
-def let_go(blocks: list) -> object:
+def let_go(blocks: list[weakref.ref[Block]]) -> Strategy:
     """A strategy that uses a fresh block in every pass; `blocks` counts those still alive."""
     for _ in range(5):
         block = Block()
@@ -124,9 +126,9 @@ def let_go(blocks: list) -> object:
     return Answer("done")
 
 
-def test_what_the_strategy_lets_go_is_let_go():
-    blocks: list = []
-    lines: list = []
+def test_what_the_strategy_lets_go_is_let_go() -> None:
+    blocks: list[weakref.ref[Block]] = []
+    lines: list[dict[str, Any]] = []
     strategy = record(let_go(blocks), {}, lines.append)
     strategy.send(None)
     for _ in range(4):
@@ -135,7 +137,7 @@ def test_what_the_strategy_lets_go_is_let_go():
     assert [line["id"] for line in lines if line["kind"] == "block"] == [0, 1, 2, 3]
 
 
-def careful(log: list) -> object:
+def careful(log: list[str]) -> Strategy:
     try:
         yield Step([Row(View([Block()]), (1,))])
     except OutOfMemory as error:
@@ -147,21 +149,26 @@ def careful(log: list) -> object:
 def told(answer: Any, *events: Event, header: dict[str, Any] | None = None) -> Trace:
     """The trace of a strategy of one's own."""
 
-    def strategy():
-        view = View([Block(np.str_("prompt"))])
-        yield Step([Row(view, np.arange(3), writer="Alice")])
+    def strategy() -> Strategy:
+        view, tokens = View([Block(np.str_("prompt"))]), np.arange(3)
+        yield Step([Row(view, tokens, writer="Alice")])  # type: ignore[arg-type]
         yield from events
-        return answer
+        return answer  # type: ignore[no-any-return]
 
-    lines: list[dict] = []
+    lines: list[dict[str, Any]] = []
     play(record(strategy(), header or {}, lines.append), Dice(TEXT, boxes=0))
     return parse_trace([json.loads(json.dumps(line)) for line in lines])
 
 
-def test_numbers_of_other_libraries_come_back_as_pythons_own():
-    answer = Answer("x", "4", tokens=np.arange(2), forward_passes=np.int64(3), snapshots={np.int64(2): "4"},
-                    steps=[FinishedStep(np.int64(0), 1, "a", 1, torch.tensor(2))])  # fmt: skip
-    trace = told(answer, StepEnded(np.int64(1), 0, 1, "a"), header={"seed": np.int64(3)})
+def test_numbers_of_other_libraries_come_back_as_pythons_own() -> None:
+    number: Any = np.int64
+    tokens: Any = np.arange(2)
+    last: Any = torch.tensor(2)
+    steps: Any = [FinishedStep(number(0), 1, "a", 1, last)]
+    answer = Answer(
+        "x", "4", tokens=tokens, forward_passes=number(3), snapshots={number(2): "4"}, steps=steps
+    )
+    trace = told(answer, StepEnded(number(1), 0, 1, "a"), header={"seed": number(3)})
     assert answer_from(trace) == answer
     assert trace.events == [StepEnded(1, 0, 1, "a")]
     assert trace.header["seed"] == 3
@@ -174,29 +181,29 @@ class Marked(Answer):
     marks: Any = ()
 
 
-def test_an_answer_of_ones_own_comes_back_as_far_as_it_is_known():
+def test_an_answer_of_ones_own_comes_back_as_far_as_it_is_known() -> None:
     trace = told(Marked("x", "4", marks=np.ones(2)))
     assert trace.answer is not None
     assert trace.answer["marks"] == [1.0, 1.0]
     assert answer_from(trace) == Answer("x", "4")
 
 
-def test_what_would_not_come_back_is_refused_while_it_is_written():
+def test_what_would_not_come_back_is_refused_while_it_is_written() -> None:
     with pytest.raises(InvalidRequest, match="the Marked of a strategy cannot be written: marks"):
         told(Marked("x", marks=Path("x")))
     with pytest.raises(InvalidRequest, match="the event StepEnded does not fit its class: step"):
-        told(Answer("x"), StepEnded(1, 0, "one", ""))
+        told(Answer("x"), StepEnded(1, 0, "one", ""))  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="the header of a trace cannot be written: where is"):
         told(Answer("x"), header={"where": Path("x")})
 
 
 @pytest.mark.parametrize("end", [None, "42"])
-def test_an_end_that_is_no_answer_is_the_engines_to_refuse(end: Any):
-    lines: list[dict] = []
+def test_an_end_that_is_no_answer_is_the_engines_to_refuse(end: Any) -> None:
+    lines: list[dict[str, Any]] = []
 
-    def strategy():
+    def strategy() -> Strategy:
         yield Listen()
-        return end
+        return end  # type: ignore[no-any-return]
 
     recorded = record(strategy(), {}, lines.append)
     next(recorded)
@@ -206,9 +213,9 @@ def test_an_end_that_is_no_answer_is_the_engines_to_refuse(end: Any):
     assert [line["kind"] for line in lines] == ["header"]
 
 
-def test_an_error_reaches_the_strategy():
-    log: list = []
-    lines: list = []
+def test_an_error_reaches_the_strategy() -> None:
+    log: list[str] = []
+    lines: list[dict[str, Any]] = []
     strategy = record(careful(log), {}, lines.append)
     strategy.send(None)
     strategy.throw(OutOfMemory("no room"))
@@ -219,23 +226,23 @@ def test_an_error_reaches_the_strategy():
     assert parse_trace(lines).passes[0][0].feed == (2,)
 
 
-def test_an_error_that_nobody_handles_comes_out():
-    strategy = record(let_go([]), {}, [].append)
+def test_an_error_that_nobody_handles_comes_out() -> None:
+    strategy = record(let_go([]), {}, list[Line]().append)
     strategy.send(None)
     with pytest.raises(OutOfMemory, match="no room"):
         strategy.throw(OutOfMemory("no room"))
 
 
-def test_closing_closes_the_strategy():
+def test_closing_closes_the_strategy() -> None:
     log = []
 
-    def strategy():
+    def strategy() -> Generator[Step, Any, Any]:
         try:
             yield Step([Row(View([Block()]), (1,))])
         finally:
             log.append("closed")
 
-    wrapped = record(strategy(), {}, [].append)
+    wrapped = record(strategy(), {}, list[Line]().append)
     wrapped.send(None)
     wrapped.close()
     assert log == ["closed"]
@@ -244,13 +251,13 @@ def test_closing_closes_the_strategy():
 # -- damaged files -------------------------------------------------------------------------------
 
 
-def write(folder: Path, lines: list, end: str = "\n") -> Path:
+def write(folder: Path, lines: Sequence[Any], end: str = "\n") -> Path:
     path = folder / "run.jsonl"
     path.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines) + end)
     return path
 
 
-def test_a_trace_that_was_cut_is_good_up_to_its_last_whole_line(tmp_path):
+def test_a_trace_that_was_cut_is_good_up_to_its_last_whole_line(tmp_path: Path) -> None:
     _, lines = team_run()
     whole = write(tmp_path, lines).read_bytes()
     last_pass = max(n for n, line in enumerate(lines) if line["kind"] == "pass")
@@ -266,7 +273,7 @@ def test_a_trace_that_was_cut_is_good_up_to_its_last_whole_line(tmp_path):
         assert len(list(trace.steps())) == len(expected.passes)
 
 
-def test_any_cut_gives_a_trace_or_says_so(tmp_path):
+def test_any_cut_gives_a_trace_or_says_so(tmp_path: Path) -> None:
     _, lines = team_run(budget=5, snapshots=())
     whole = write(tmp_path, lines).read_bytes()
     path = tmp_path / "cut.jsonl"
@@ -299,34 +306,34 @@ def test_any_cut_gives_a_trace_or_says_so(tmp_path):
         (['{"kind": ' + "9" * 5000 + "}"], "line 1 of .* is not JSON"),
     ],
 )
-def test_foreign_files(tmp_path, lines, message):
+def test_foreign_files(tmp_path: Path, lines: list[Any] | list[str], message: str) -> None:
     end = "\n" if lines else ""
     with pytest.raises(BrokenTrace, match=message):
         read_trace(write(tmp_path, lines, end))
 
 
 @pytest.mark.parametrize("wrong", [5, None, 1.5])
-def test_a_number_is_no_file(wrong: Any):
+def test_a_number_is_no_file(wrong: Any) -> None:
     """It was taken for an open file of somebody else's, which was read, waited for and closed."""
     with pytest.raises(InvalidRequest, match="was given as a file; expected its path"):
         read_trace(wrong)
 
 
 @pytest.mark.parametrize("wrong", [[], [1], ["x"], [{"kind": "header", "schema": SCHEMA}, None]])
-def test_lines_that_are_no_objects(wrong: Any):
+def test_lines_that_are_no_objects(wrong: Any) -> None:
     with pytest.raises(BrokenTrace, match="is no list of JSON objects"):
         parse_trace(wrong)
 
 
 @pytest.mark.parametrize("wrong", [None, hogwild])
-def test_what_is_no_strategy_is_refused_before_a_line_is_written(wrong: Any):
-    lines: list[dict] = []
+def test_what_is_no_strategy_is_refused_before_a_line_is_written(wrong: Any) -> None:
+    lines: list[dict[str, Any]] = []
     with pytest.raises(InvalidRequest, match="was given as a strategy; expected a generator"):
         next(record(wrong, {}, lines.append))
     assert not lines
 
 
-def test_files_that_cannot_be_read(tmp_path):
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="cannot be read: No such file"):
         read_trace(tmp_path / "nothing.jsonl")
     with pytest.raises(InvalidRequest, match="cannot be read: Is a directory"):
@@ -388,28 +395,28 @@ START = [
     ],
     ids=json.dumps,
 )
-def test_lines_that_do_not_fit(line):
+def test_lines_that_do_not_fit(line: dict[str, Any]) -> None:
     with pytest.raises(BrokenTrace, match=r"^line 7 of the trace does not fit") as caught:
         parse_trace([*START, line])
     assert caught.value.hint == "The file is damaged."
 
 
-def test_a_damaged_line_in_the_middle_of_a_file(tmp_path):
+def test_a_damaged_line_in_the_middle_of_a_file(tmp_path: Path) -> None:
     _, lines = team_run(budget=5, snapshots=())
-    lines[8] = json.dumps(lines[8])[:-3]
+    lines[8] = json.dumps(lines[8])[:-3]  # type: ignore[call-overload]
     with pytest.raises(BrokenTrace, match=r"^line 9 of .*run\.jsonl' is not JSON"):
         read_trace(write(tmp_path, lines))
 
 
 LINES = team_run(budget=4, snapshots=(), workers=2)[1]
-JUNK = (
+JUNK: st.SearchStrategy[Any] = (
     st.none() | st.integers(-3, 40) | st.floats() | st.text(max_size=3) | st.just([]) | st.just({})
 )
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.randoms(use_true_random=False), JUNK)
-def test_junk_in_any_place_is_refused_or_harmless(rng: random.Random, junk):
+def test_junk_in_any_place_is_refused_or_harmless(rng: random.Random, junk: Any) -> None:
     """Whatever a line holds, either parsing says which line is wrong or the run can be played."""
     lines = json.loads(json.dumps(LINES))
     place = lines[rng.randrange(1, len(lines))]
@@ -442,7 +449,7 @@ def test_a_score_that_is_none_is_refused(score: Any) -> None:
 def test_what_is_no_header_and_cannot_be_called_is_named(wrong: Any) -> None:
     strategy = hogwild("2+3", TEXT, TEAM, PROMPT)
     with pytest.raises(InvalidRequest, match="as the header of a trace; expected a Mapping"):
-        next(record(strategy, wrong, [].append))
+        next(record(strategy, wrong, list[Line]().append))
     with pytest.raises(InvalidRequest, match="to be given lines; expected a function"):
         next(record(strategy, {}, wrong))
     with pytest.raises(InvalidRequest, match="as the header of a trace; expected a Mapping"):

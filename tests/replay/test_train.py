@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch
 from manyhands.errors import InvalidRequest
 from manyhands.replay.lessons import Recorded
 from manyhands.replay.settings import TrainSettings
+from manyhands.replay.simulate import Lesson
 from manyhands.replay.train import Progress, Training
 from manyhands.school.curriculum import Curriculum
 from manyhands.school.simulated import Simulated
@@ -31,7 +33,7 @@ class Lessons:
         self.source = Simulated(curriculum, list_text(), LIST_PROMPTS)
         self.stop_at = stop_at
 
-    def draw(self, seed: str):
+    def draw(self, seed: str) -> Lesson:
         if self.stop_at is not None and int(seed.split("/")[1]) >= self.stop_at:
             raise KeyboardInterrupt
         return self.source.draw(seed)
@@ -50,11 +52,11 @@ def assert_same(one: Training, other: Training) -> None:
         assert torch.equal(parameter, parameters(other)[name]), name
 
 
-def log(folder: Path) -> list[dict]:
+def log(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
-def test_the_loss_falls(tmp_path):
+def test_the_loss_falls(tmp_path: Path) -> None:
     reports: list[Progress] = []
     settings = replace(SHORT, steps=30, log_every=3, constant=0.5)
     trained = training(tmp_path, settings)
@@ -73,14 +75,14 @@ def test_the_loss_falls(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Training:
     """A training of `SHORT` from its first step to its last; tests compare with it and leave it as it is."""
     one = training(tmp_path_factory.mktemp("whole"))
     one.run()
     return one
 
 
-def test_training_is_reproducible(tmp_path, whole):
+def test_training_is_reproducible(tmp_path: Path, whole: Training) -> None:
     other = training(tmp_path / "other")
     other.run()
     assert_same(whole, other)
@@ -93,7 +95,9 @@ def test_training_is_reproducible(tmp_path, whole):
 
 
 @pytest.mark.parametrize("stop_at", [0, 1, 4])
-def test_an_interrupted_training_goes_on_where_it_was(tmp_path, whole, stop_at):
+def test_an_interrupted_training_goes_on_where_it_was(
+    tmp_path: Path, whole: Training, stop_at: int
+) -> None:
     broken = training(tmp_path / "broken", stop_at=stop_at)
     with pytest.raises(KeyboardInterrupt):
         broken.run()
@@ -107,7 +111,7 @@ def test_an_interrupted_training_goes_on_where_it_was(tmp_path, whole, stop_at):
     assert steps == [line["step"] for line in log(whole.folder)]
 
 
-def test_a_killed_training_goes_on_from_its_last_checkpoint(tmp_path):
+def test_a_killed_training_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     """A power cut leaves an older checkpoint, and perhaps half of a newer one."""
     whole = training(tmp_path / "whole", replace(SHORT, checkpoint_minutes=0))
     copies = []
@@ -131,7 +135,7 @@ def test_a_killed_training_goes_on_from_its_last_checkpoint(tmp_path):
     assert not (folder / "checkpoint.new").exists()
 
 
-def test_a_finished_training_stays_as_it_is(tmp_path, whole):
+def test_a_finished_training_stays_as_it_is(tmp_path: Path, whole: Training) -> None:
     shutil.copytree(whole.folder, tmp_path / "again")
     again = training(tmp_path / "again", stop_at=0)  # would be interrupted if it asked for a batch
     again.run()
@@ -139,7 +143,7 @@ def test_a_finished_training_stays_as_it_is(tmp_path, whole):
     assert again.step == SHORT.steps
 
 
-def test_batches_made_by_processes_are_the_same(tmp_path):
+def test_batches_made_by_processes_are_the_same(tmp_path: Path) -> None:
     alone, helped = (
         training(tmp_path / f"{count}", replace(SHORT, processes=count, steps=4))
         for count in (0, 2)
@@ -149,7 +153,7 @@ def test_batches_made_by_processes_are_the_same(tmp_path):
     assert_same(alone, helped)
 
 
-def test_a_trace_can_be_learned_by_heart(tmp_path):
+def test_a_trace_can_be_learned_by_heart(tmp_path: Path) -> None:
     """Fine-tuning on recorded runs, one of them graded: what they wrote becomes likelier."""
     adapter = network.__wrapped__("qwen3")  # a network of our own: training changes it
     trace, _, _ = team_run(network("qwen3"), SETTINGS)
@@ -171,19 +175,19 @@ def rates(tmp_path: Path, settings: TrainSettings, steps: list[int]) -> list[flo
     return found
 
 
-def test_the_rate_warms_up_stays_and_falls(tmp_path):
+def test_the_rate_warms_up_stays_and_falls(tmp_path: Path) -> None:
     settings = TrainSettings(steps=100, learning_rate=1.0, warmup_steps=10, constant=0.5)
     assert rates(tmp_path, settings, [0, 4, 9, 10, 49, 50, 60, 75, 99, 100]) == pytest.approx(
         [0.1, 0.5, 1.0, 1.0, 1.0, 1.0, 0.8, 0.5, 0.02, 0.0]
     )
 
 
-def test_no_warm_up_and_no_constant_part(tmp_path):
+def test_no_warm_up_and_no_constant_part(tmp_path: Path) -> None:
     settings = TrainSettings(steps=10, learning_rate=2.0, warmup_steps=0, constant=0.0)
     assert rates(tmp_path, settings, [0, 1, 5, 9]) == pytest.approx([2.0, 1.8, 1.0, 0.2])
 
 
-def test_time_counts_if_it_runs_out_first(tmp_path):
+def test_time_counts_if_it_runs_out_first(tmp_path: Path) -> None:
     settings = TrainSettings(
         steps=100, minutes=2.0, learning_rate=1.0, warmup_steps=1, constant=0.5
     )
@@ -197,7 +201,7 @@ def test_time_counts_if_it_runs_out_first(tmp_path):
     assert one.done == 1
 
 
-def test_a_training_with_no_time_left_learns_nothing_more(tmp_path):
+def test_a_training_with_no_time_left_learns_nothing_more(tmp_path: Path) -> None:
     one = training(tmp_path, replace(SHORT, steps=1000, minutes=0.05))
     one.seconds = 2.9
     one.run()
@@ -216,13 +220,13 @@ def test_a_training_with_no_time_left_learns_nothing_more(tmp_path):
         ({"constant": 1.0}, "constant is 1.0; expected 0 or more, below 1"),
     ],
 )
-def test_settings_out_of_range(setting, expected):
+def test_settings_out_of_range(setting: dict[str, Any], expected: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         TrainSettings(**setting)
     assert str(caught.value) == expected
 
 
-def test_norms_are_not_decayed(tmp_path):
+def test_norms_are_not_decayed(tmp_path: Path) -> None:
     one = training(tmp_path, replace(SHORT, weight_decay=0.3))
     decayed, others = one.optimizer.param_groups
     assert (decayed["weight_decay"], others["weight_decay"]) == (0.3, 0.0)

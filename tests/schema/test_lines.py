@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import lock_descriptor
 
 from manyhands.errors import BrokenTrace, InvalidRequest, OutputFailed, place_or_room
 from manyhands.schema import lines as lines_module
@@ -184,7 +185,7 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path, content: bytes, 
 def test_the_error_of_a_reader_of_one_line_names_the_place() -> None:
     assert PLAIN.checked("x", 3, lambda: 4) == 4
     for read, said in (
-        (lambda: {}["n"], "line 3 of 'x' is not an entry: the field 'n' is missing"),
+        (lambda: dict[str, int]()["n"], "line 3 of 'x' is not an entry: the field 'n' is missing"),
         (lambda: int("a"), "line 3 of 'x' is not an entry: invalid literal"),
     ):
         with pytest.raises(InvalidRequest, match=said):
@@ -329,7 +330,7 @@ def test_one_that_takes_lines_out_keeps_the_file(tmp_path: Path) -> None:
 def test_a_file_that_was_replaced_while_it_was_opened_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, usual = written(tmp_path / "x.jsonl", 1), lines_module.lock_descriptor
+    path, usual = written(tmp_path / "x.jsonl", 1), lock_descriptor
 
     def late(file: int, *, blocking: bool) -> bool:
         path.rename(tmp_path / "old")
@@ -384,7 +385,8 @@ def test_how_durable_a_line_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: bool, expected: int
 ) -> None:
     """The folder's name for it, the header, and one line."""
-    calls, usual = [], os.fsync
+    calls: list[int] = []
+    usual = os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (calls.append(file), usual(file)))
     file, _ = opened(tmp_path / "x.jsonl", sync=sync)
     with file:

@@ -129,7 +129,8 @@ def test_numbers_of_other_libraries_are_held_as_our_own(number: Callable[[object
 def test_scalars_of_numpy_are_held_as_our_own() -> None:
     found = Small(workers=np.int64(3), share=np.float32(0.5), reply=np.bool_(False))  # type: ignore[arg-type]
     assert [*map(type, (found.workers, found.share, found.reply))] == [int, float, bool]
-    plain = to_plain(replace(found, snapshots=(np.int64(3),), words={}))
+    snapshots: Any = (np.int64(3),)
+    plain = to_plain(replace(found, snapshots=snapshots, words={}))
     assert json.loads(json.dumps(plain))["snapshots"] == [3]
 
 
@@ -164,7 +165,7 @@ def test_many_numbers_are_no_number(given: dict[str, Any], said: str) -> None:
 
 def test_the_ends_of_a_range_belong_to_it() -> None:
     for given in ({"workers": 256}, {"every": 0}, {"share": 1.0}, {"lengths": (1,)}):
-        assert Small(**given) == replace(Small(), **given)  # type: ignore[arg-type]  # of many types
+        assert Small(**given) == replace(Small(), **given)
 
 
 def test_the_field_stays_an_ordinary_one() -> None:

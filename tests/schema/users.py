@@ -207,7 +207,7 @@ def write_log(path: Path, count: int, tell: Tell) -> None:
     lessons: Any = None
     settings = TrainSettings(steps=count, log_every=1, checkpoint_minutes=0.0)
     training = Idle(adapter, lessons, settings, path.parent)
-    training.run(lambda progress: tell(progress.step - 1))
+    training.run(lambda progress: tell(progress.step - 1))  # type: ignore[arg-type]
 
 
 def read_log(path: Path) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -23,16 +24,16 @@ from tests.replay.runs import LIST_PROMPTS, RECIPE, list_network, list_text
 
 TEXT = list_text()
 PROMPTS = read_recipe(RECIPE / "further.toml").prompts
-SMALL = {"most_students": 6, "most_dogs": 4}
+SMALL: dict[str, Any] = {"most_students": 6, "most_dogs": 4}
 
 
-def source(prompts: Prompts = PROMPTS, **mix: float) -> Simulated:
+def source(prompts: Prompts = PROMPTS, **mix: Any) -> Simulated:
     return Simulated(Curriculum(), TEXT, prompts, PartsMix(**{**SMALL, **mix}))
 
 
 def spoken(lessons: Simulated, count: int = 12) -> str:
     drawn = [lessons.draw(f"{n}") for n in range(count)]
-    return " ".join(TEXT.decode(lesson.merged.plan.token_ids) for lesson in drawn)
+    return " ".join(TEXT.decode(lesson.merged.plan.token_ids.tolist()) for lesson in drawn)
 
 
 @pytest.mark.parametrize(
@@ -53,24 +54,24 @@ def spoken(lessons: Simulated, count: int = 12) -> str:
         ({"retrieval": 1.0, "drafts": 1.0}, "Think in drafts"),
     ],
 )
-def test_every_kind_of_lesson(mix, said):
+def test_every_kind_of_lesson(mix: dict[str, Any], said: str) -> None:
     assert said in spoken(source(**mix))
 
 
-def test_without_parts_lessons_are_what_they_were():
+def test_without_parts_lessons_are_what_they_were() -> None:
     curriculum = Curriculum(fewest_problems=2, most_problems=2)
     one = Simulated(curriculum, TEXT, LIST_PROMPTS).draw("1/2/3")
     other = curriculum.draw("1/2/3", TEXT, LIST_PROMPTS.team)
     assert one.targets.tolist() == other.targets.tolist()
 
 
-def test_a_draw_depends_on_its_seed_alone():
+def test_a_draw_depends_on_its_seed_alone() -> None:
     lessons = source(retrieval=0.4, lists=0.3, needles=0.3)
     first = [lessons.draw(f"{n}").targets.tolist() for n in range(8)]
     assert [lessons.draw(f"{n}").targets.tolist() for n in reversed(range(8))][::-1] == first
 
 
-def test_lessons_can_be_learned_from():
+def test_lessons_can_be_learned_from() -> None:
     """Side by side in one batch, and a few steps on them lower their loss."""
     lessons = source(retrieval=0.4, lists=0.3, needles=0.3)
     batch = Batch.of([lessons.draw(f"{n}") for n in range(6)], 1 << 22)
@@ -86,7 +87,7 @@ def test_lessons_can_be_learned_from():
     assert losses[-1] < 0.9 * losses[0]
 
 
-def test_many_endings_of_one_text():
+def test_many_endings_of_one_text() -> None:
     hay = haystack(random.Random(1), 8, 10)
     prompts = [TEXT.chat_prompt(ask(hay.document, needle.question)) for needle in hay.needles]
     script = BoxedAnswers([needle.answer for needle in hay.needles])
@@ -111,6 +112,6 @@ def test_many_endings_of_one_text():
         {"most_dogs": 1},
     ],
 )
-def test_an_impossible_mix_is_refused(mix):
+def test_an_impossible_mix_is_refused(mix: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         PartsMix(**mix)

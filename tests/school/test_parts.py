@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from manyhands.cache.step import Step
 from manyhands.prompts.branches import BranchPrompt
 from manyhands.prompts.skeleton import SkeletonPrompt
 from manyhands.replay.simulate import Simulation
@@ -72,7 +73,7 @@ def answers(question: str, parts: Parts, budget: int = 4000) -> list[Answer]:
 
 @pytest.mark.parametrize("count", [2, 9, 30])
 @pytest.mark.parametrize("brief", [False, True])
-def test_students_are_found(count, brief):
+def test_students_are_found(count: int, brief: bool) -> None:
     asked = retrieval(random.Random(count), count)
     for answer in answers(asked.question, StudentParts(asked, brief=brief)):
         assert answer.answer == asked.boxed
@@ -80,13 +81,13 @@ def test_students_are_found(count, brief):
 
 
 @pytest.mark.parametrize("count", [2, 5, 8])
-def test_lists_are_solved(count):
+def test_lists_are_solved(count: int) -> None:
     problems = problem_list(random.Random(count), count, "mixed")
     gold = ",".join(map(str, problems.gold))
     assert [a.answer for a in answers(problems.question, ListParts(problems))] == [gold] * 6
 
 
-def test_parts_at_the_same_time_need_fewer_passes():
+def test_parts_at_the_same_time_need_fewer_passes() -> None:
     asked = retrieval(random.Random(1), 30)
     alone, *together, two_threads = answers(asked.question, StudentParts(asked))
     assert all(answer.forward_passes < 0.3 * alone.forward_passes for answer in together)
@@ -95,7 +96,7 @@ def test_parts_at_the_same_time_need_fewer_passes():
     assert brief.forward_passes < 0.5 * alone.forward_passes
 
 
-def test_what_is_written():
+def test_what_is_written() -> None:
     asked = retrieval(random.Random(3), 3)
     (student, *_), low, high = asked.students, asked.low / 100, asked.high / 100
     told = [answer.text for answer in answers(asked.question, StudentParts(asked))]
@@ -117,14 +118,14 @@ def test_what_is_written():
 
 
 @pytest.mark.parametrize("budget", [3, 20, 60, 100])
-def test_who_is_asked_early_tells_what_is_known(budget):
+def test_who_is_asked_early_tells_what_is_known(budget: int) -> None:
     problems = problem_list(random.Random(7), 5, "bare")
     for answer in answers(problems.question, ListParts(problems), budget):
-        for entry, gold in zip(answer.answer.split(","), problems.gold, strict=True):
+        for entry, gold in zip((answer.answer or "").split(","), problems.gold, strict=True):
             assert entry in ("?", str(gold))
     asked = retrieval(random.Random(7), 8)
     for answer in answers(asked.question, StudentParts(asked), budget):
-        assert set(answer.answer.split(",")) <= {*asked.gold, "none"}
+        assert set((answer.answer or "").split(",")) <= {*asked.gold, "none"}
 
 
 def lessons(asked: RetrievalQuestion) -> Iterator[tuple[Simulation, list[str | None]]]:
@@ -132,14 +133,18 @@ def lessons(asked: RetrievalQuestion) -> Iterator[tuple[Simulation, list[str | N
         writers: list[str | None] = []
         teacher = ScriptedWriters(TEXT, script)
 
-        def watched(step, writers=writers, teacher=teacher):
+        def watched(
+            step: Step,
+            writers: list[str | None] = writers,
+            teacher: ScriptedWriters = teacher,
+        ) -> tuple[tuple[int, ...], tuple[float, ...]]:
             writers.extend(row.writer for row in step.rows)
             return teacher(step)
 
         yield Simulation(strategy, watched), writers
 
 
-def test_every_written_token_is_learned_and_no_other():
+def test_every_written_token_is_learned_and_no_other() -> None:
     for simulation, writers in lessons(retrieval(random.Random(2), 4)):
         lesson = simulation.lesson()
         assert len(writers) == len(lesson.targets)

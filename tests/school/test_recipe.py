@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,7 +56,7 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_the_bundled_models_recipe():
+def test_the_bundled_models_recipe() -> None:
     recipe = read_recipe(RECIPE / "recipe.toml")
     assert recipe.model.config["model_type"] == "qwen3"
     assert (recipe.folder / recipe.model.tokenizer).is_dir()
@@ -63,7 +65,7 @@ def test_the_bundled_models_recipe():
     assert isinstance(recipe.lessons(list_text()), Simulated)
 
 
-def test_a_tokenizer_that_parts_digits_is_refused_before_training():
+def test_a_tokenizer_that_parts_digits_is_refused_before_training() -> None:
     recipe = read_recipe(RECIPE / "recipe.toml")
     tokenizer = byte_level()
     tokenizer.backend_tokenizer.normalizer = normalizers.Replace("7", "7 ")
@@ -72,7 +74,7 @@ def test_a_tokenizer_that_parts_digits_is_refused_before_training():
 
 
 @pytest.mark.parametrize("tokenizer", [byte_level, sentence_piece])
-def test_a_tokenizer_that_parts_the_sign_has_lessons(tokenizer):
+def test_a_tokenizer_that_parts_the_sign_has_lessons(tokenizer: Callable[..., Any]) -> None:
     """Simulated ones, in its own tokens: their words are those that a team writes."""
     text = Text(tokenizer())
     assert len(text.encode(" #")) == 2
@@ -84,7 +86,7 @@ def test_a_tokenizer_that_parts_the_sign_has_lessons(tokenizer):
     assert " #1" in text.decode(learned)
 
 
-def test_a_model_grows_before_it_is_trained(tmp_path):
+def test_a_model_grows_before_it_is_trained(tmp_path: Path) -> None:
     """Also one that has been taken over by an adapter; a new model has its layers in its config."""
     start = f'[model]\nstart = "{bundled.path()}"\nlayers = 14\n[curriculum]\n'
     adapter, tokenizer = read_recipe(write(tmp_path, start)).load("cpu")
@@ -97,7 +99,7 @@ def test_a_model_grows_before_it_is_trained(tmp_path):
 
 
 @pytest.mark.parametrize("name", SECOND_GENERATION)
-def test_the_second_generation_is_taught_by_recipes_that_can_be_read(name):
+def test_the_second_generation_is_taught_by_recipes_that_can_be_read(name: str) -> None:
     recipe = read_recipe(RECIPE / f"{name}.toml")
     curriculum = recipe.curriculum
     assert curriculum is not None
@@ -106,7 +108,7 @@ def test_the_second_generation_is_taught_by_recipes_that_can_be_read(name):
     assert min(curriculum.wide, curriculum.slips, curriculum.planted, curriculum.leaves) > 0
 
 
-def test_words_that_are_left_out_are_those_of_the_start(tmp_path):
+def test_words_that_are_left_out_are_those_of_the_start(tmp_path: Path) -> None:
     own = model_prompts("bundled")
     assert own != Prompts(), "control"
     start = '[model]\nstart = "bundled"\n[curriculum]\n[branches]\nfinisher = "So: \\\\boxed{"\n'
@@ -123,7 +125,7 @@ def test_words_that_are_left_out_are_those_of_the_start(tmp_path):
     assert new.in_words_of_start().prompts == Prompts()
 
 
-def test_a_start_may_lie_elsewhere(tmp_path):
+def test_a_start_may_lie_elsewhere(tmp_path: Path) -> None:
     """A paused training goes on where the model that it began with has another path; another model is another start."""
     text = '[model]\nstart = "{}/bundled"\n[curriculum]\n[lora]\nrank = 2\nstart = "{}/first"\n'
     here, there = (
@@ -136,7 +138,7 @@ def test_a_start_may_lie_elsewhere(tmp_path):
     assert renamed.made_of() != here
 
 
-def test_a_recipe_with_everything(tmp_path):
+def test_a_recipe_with_everything(tmp_path: Path) -> None:
     text = (
         MODEL
         + """
@@ -164,12 +166,12 @@ seed = 9
         assert torch.equal(one, other)  # weights at random, by the recipe's seed
 
 
-def test_recorded_traces(tmp_path):
+def test_recorded_traces(tmp_path: Path) -> None:
     recipe = read_recipe(write(tmp_path, MODEL + '[traces]\nfiles = ["runs/*.jsonl"]'))
     with pytest.raises(InvalidRequest, match=r"no trace matches runs/\*\.jsonl in "):
         recipe.lessons(list_text())
     (tmp_path / "runs").mkdir()
-    lines: list[dict] = []
+    lines: list[dict[str, Any]] = []
     strategy = hogwild("1. 2 + 3", list_text(), TeamSettings(budget=3), LIST_PROMPT)
     play(record(strategy, {}, lines.append), Scripts(list_text()))
     path = tmp_path / "runs" / "a.jsonl"
@@ -184,7 +186,7 @@ def test_recorded_traces(tmp_path):
 
 def graded(folder: Path, name: str, **header: object) -> Path:
     """A short run of a team, with more in its header."""
-    lines: list[dict] = []
+    lines: list[dict[str, Any]] = []
     strategy = hogwild("1. 2 + 3", list_text(), TeamSettings(budget=3), LIST_PROMPT)
     play(record(strategy, header, lines.append), Scripts(list_text()))
     path = folder / name
@@ -195,7 +197,7 @@ def graded(folder: Path, name: str, **header: object) -> Path:
 TRACES = '[traces]\nfiles = ["*.jsonl"]\nleast_score = 0.5\n'
 
 
-def test_graded_traces_are_kept_by_score_and_weighted(tmp_path):
+def test_graded_traces_are_kept_by_score_and_weighted(tmp_path: Path) -> None:
     recipe = read_recipe(write(tmp_path, MODEL + TRACES))
     for score in (0.0, 0.49, 0.5, 1.0):
         graded(tmp_path, f"{score}.jsonl", score=score, vocabulary=list_text().vocabulary)
@@ -212,7 +214,9 @@ def test_graded_traces_are_kept_by_score_and_weighted(tmp_path):
 
 
 @pytest.mark.parametrize("header", [{"vocabulary": "0" * 16}, {}])
-def test_a_trace_of_another_tokenizer_is_refused_by_name(tmp_path, header):
+def test_a_trace_of_another_tokenizer_is_refused_by_name(
+    tmp_path: Path, header: dict[str, Any]
+) -> None:
     """By its mark; and where an old trace has none, by a token that the vocabulary lacks."""
     recipe = read_recipe(write(tmp_path, MODEL + TRACES))
     graded(tmp_path, "a.jsonl", model="some/model", **header)
@@ -230,7 +234,7 @@ def test_a_trace_of_another_tokenizer_is_refused_by_name(tmp_path, header):
         recipe.lessons(text)
 
 
-def test_text_and_traces_are_mixed_into_a_curriculum(tmp_path):
+def test_text_and_traces_are_mixed_into_a_curriculum(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("1. 2 + 3 = 5. " * 20)
     (tmp_path / "b.jsonl").write_text('{"text": "4 + 4 = 8"}\n\n{"text": "7"}\n')
     graded(tmp_path, "run.trace")
@@ -252,7 +256,9 @@ def test_text_and_traces_are_mixed_into_a_curriculum(tmp_path):
         with pytest.raises(InvalidRequest, match=said):
             recipe.lessons(list_text())
     (tmp_path / "b.jsonl").write_text('{"text": "a\u2028b\u0085c"}\n', encoding="utf-8")
-    assert len(recipe.lessons(list_text()).kinds) == 3, "these signs end no line of JSON"
+    lessons = recipe.lessons(list_text())
+    assert isinstance(lessons, Mixed)
+    assert len(lessons.kinds) == 3, "these signs end no line of JSON"
 
 
 @pytest.mark.parametrize(
@@ -304,12 +310,12 @@ def test_text_and_traces_are_mixed_into_a_curriculum(tmp_path):
         ('[model]\nstart = "x"\nsaved_dtype = "int3"\n[curriculum]', "saved_dtype is 'int3'"),
     ],
 )
-def test_what_is_refused(tmp_path, text, expected):
+def test_what_is_refused(tmp_path: Path, text: str, expected: str) -> None:
     with pytest.raises(InvalidRequest, match=expected):
         read_recipe(write(tmp_path, text))
 
 
-def test_a_recipe_that_is_not_there(tmp_path):
+def test_a_recipe_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="cannot be read"):
         read_recipe(tmp_path / "nothing.toml")
     (tmp_path / "noise.toml").write_bytes(b"\xff\xfe")
@@ -317,7 +323,7 @@ def test_a_recipe_that_is_not_there(tmp_path):
         read_recipe(tmp_path / "noise.toml")
 
 
-def test_an_error_names_what_is_known(tmp_path):
+def test_an_error_names_what_is_known(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read_recipe(write(tmp_path, MODEL + "[curriculum]\nspeed = 1"))
     assert "most_workers" in caught.value.hint

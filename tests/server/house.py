@@ -128,7 +128,7 @@ def make_house(
         context=2048,
         tree=PrefixTree(model.pool),
         limits=bounds,
-        vocabulary=len(text.tokenizer),
+        vocabulary=len(text.tokenizer.get_vocab()),
     )
     return House(model, Front(served, service, Keys(keys)))
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerFast
 
 from manyhands.cache.step import Choice
 from manyhands.prompts.async_reasoning import AsyncReasoningPrompt
@@ -62,7 +63,7 @@ SAID: Mapping[int, Sequence[Item]] = {
 
 def sign_text(marks: Sequence[str] = ()) -> Text:
     """The small tokenizer, with a token for each sign and each mark."""
-    tokenizer = small_text().tokenizer
+    tokenizer = cast(PreTrainedTokenizerFast, small_text().tokenizer)
     pieces = [*SIGNS, GLUED, *marks]
     tokenizer.add_tokens([AddedToken(piece, special=False, normalized=False) for piece in pieces])
     return Text(tokenizer)
@@ -226,7 +227,7 @@ def attempts_run() -> ScriptedRun:
     settings = VoteSettings(
         workers=2, budget=30, mode="vote", end=SHORT, choice=Choice(temperature=1.0)
     )
-    lines = {
+    lines: dict[str, Any] = {
         "attempt_1": [signs(0, 4), "\\boxed{7}", signs(4, 2), None],
         "attempt_2": [signs(30, 8), "\\boxed{7}", None],
     }

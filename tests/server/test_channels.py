@@ -42,7 +42,8 @@ def say(house: House, *written: str, writer: str = SAMPLE, **more: list[str]) ->
 
 
 def streamed(client: OpenAI, **asked: Any) -> tuple[str, str, str | None, list[Any]]:
-    content, thought, reason, told = "", "", None, []
+    content, thought, reason = "", "", None
+    told: list[Any] = []
     for chunk in client.chat.completions.create(stream=True, **asked):
         (choice,) = chunk.choices
         content += choice.delta.content or ""

@@ -369,7 +369,7 @@ def test_a_byte_a_second_is_not_waited_for(guarded: House) -> None:
 
 def test_too_many_runs_are_told_to_come_back() -> None:
     refused = threading.Event()
-    model = Model(fails=lambda number: refused.wait(20) and None)  # no run ends before
+    model = Model(fails=lambda number: refused.wait(20) and None)  # type: ignore[arg-type]  # no run ends before
     with (
         running(make_house(model, live_runs=8, waiting_runs=6)) as house,
         ThreadPoolExecutor(14) as pool,
@@ -515,6 +515,32 @@ def test_a_client_that_is_gone_is_told_from_one_that_reads_on(slow: House, versi
     begun = time.monotonic()
     assert soon(lambda: not slow.front.runs.live)
     assert time.monotonic() - begun < 3  # of the 19 that the run takes
+
+
+@pytest.mark.parametrize("is_shut", [False, True])
+def test_a_client_that_leaves_a_stream_which_is_silent_is_told_from_one_that_reads_on(
+    is_shut: bool,
+) -> None:
+    """Its run waits for another's end."""
+    with running(make_house(Model(seconds=SLOW), live_runs=1, waiting_runs=6)) as house:
+        first, second = connected(house), connected(house)
+        asked = body(stream=True, max_tokens=1900)
+        with first, second:
+            first.sendall(request(house, CHAT, asked))
+            assert first.recv(1)
+            second.sendall(request(house, CHAT, asked))
+            found = second.recv(65536)
+            if is_shut:
+                second.shutdown(socket.SHUT_WR)
+                while found.count(b": \n\n") < 2:
+                    found += second.recv(65536)
+                assert b"100 Continue" not in found
+            assert len(house.front.runs.live) == 2
+            second.close()
+            begun = time.monotonic()
+            assert soon(lambda: len(house.front.runs.live) == 1)
+            assert time.monotonic() - begun < 3  # of the 15 to the next event
+        assert soon(lambda: not house.front.runs.live)
 
 
 TARGETS = {
@@ -956,7 +982,7 @@ def test_another_address_needs_a_key() -> None:
     for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"):
         check_place(Place(host), has_keys=False)
     assert Place("0.0.0.0").names is None
-    assert Place("0.0.0.0", hosts=("a.example",)).names == {"a.example"}
+    assert Place("0.0.0.0", hosts=("a.example",)).names == frozenset({"a.example"})
     assert "localhost" in (Place(hosts=("a.example",)).names or ())
 
 

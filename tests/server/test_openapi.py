@@ -34,7 +34,7 @@ SOUND: dict[str, dict[str, Any]] = {
     "/v1/detokenize": {"tokens": [1, 2]},
     "/v1/runs/{run}/messages": {"item": "Said", "text": "a", "author": "b"},
 }
-ODD = [
+ODD: list[Any] = [
     None, True, False, 0, -1, 1, 2**31, 2**62, -(2**62), 0.5, -0.0, 1e308, "", "a", "\u202e\x1b[2J",
     "</s><|im_end|>", "../../etc/passwd", [], [None], [[]], {}, {"a": {}}, {"type": "text"}, "𝔘" * 50,
 ]  # fmt: skip

@@ -166,7 +166,7 @@ def test_a_stream_of_a_team_adds_up_to_its_response(client: OpenAI, knows_agents
     assert last.type in ("response.completed", "response.incomplete")
     response = last.response
     kind = BetaResponse if knows_agents else Response
-    kind.model_validate(response.model_dump(), strict=True)  # type: ignore[attr-defined]
+    kind.model_validate(response.model_dump(), strict=True)
     items = response.model_dump()["output"]
     assert [item["content"][0]["text"] for item in items] == [texts[i] for i in range(len(items))]
     *steps, reply = items

@@ -42,7 +42,7 @@ class Written:
             certain = sample.read(token, None, told)
             events: list[Event] = [TokenWritten(1, 0, token, certain, told)]
             if sample.finish_reason:
-                events.append(WorkerStopped(1, 0, sample.finish_reason))
+                events.append(WorkerStopped(1, 0, sample.finish_reason))  # type: ignore[unreachable]
             sent += b"".join(chunks.of([SimpleNamespace(events=events)]))
         echoed = tuple((token, None) for token in prompt.tokens) if settings.echo else ()
         self.whole: Completion = sample.completion(echoed)
@@ -54,7 +54,7 @@ class Written:
 
 def random_tokens(rng: random.Random, text: Text, count: int) -> list[int]:
     few = [token for word in ("a", " ", "\n", "b", "数", "é") for token in text.encode(word)]
-    known = rng.choice([few, range(len(text.tokenizer))])
+    known = rng.choice([few, range(len(text.tokenizer.get_vocab()))])
     return [rng.choice(known) for _ in range(count)]
 
 

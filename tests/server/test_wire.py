@@ -167,8 +167,8 @@ def test_a_team_thinks_and_replies(client: OpenAI) -> None:
     whole = client.chat.completions.create(**asked)
     valid(ChatCompletion, whole)
     message = whole.choices[0].message
-    reasoning = message.model_extra["reasoning_content"]  # type: ignore[index]
-    assert reasoning == message.model_extra["reasoning"]  # type: ignore[index]
+    reasoning = message.model_extra["reasoning_content"]
+    assert reasoning == message.model_extra["reasoning"]
     assert all(f"**{name} [" in reasoning for name in ("Alice", "Bob", "Carol"))
     assert whole.usage is not None
     details = whole.usage.completion_tokens_details
@@ -180,7 +180,7 @@ def test_a_team_thinks_and_replies(client: OpenAI) -> None:
     assert again.prompt_tokens == whole.usage.prompt_tokens
     cached = again.prompt_tokens_details.cached_tokens or 0
     assert 0 <= again.prompt_tokens - cached <= 1  # the method's rules included
-    assert whole.usage.model_extra["manyhands"]["passes"] > 60  # type: ignore[index]
+    assert whole.usage.model_extra["manyhands"]["passes"] > 60
 
     thought, content, by_worker = "", "", dict[tuple[int, int], str]()
     for chunk in client.chat.completions.create(**asked, stream=True):
@@ -257,8 +257,8 @@ def test_samples_of_a_method_are_runs_that_differ_in_their_seed(
     parts = [each.usage for each in alone]
     assert whole.usage is not None
     assert all(part is not None for part in parts)
-    assert whole.usage.prompt_tokens == parts[0].prompt_tokens  # type: ignore[union-attr]
-    assert whole.usage.completion_tokens == sum(part.completion_tokens for part in parts)  # type: ignore[union-attr]
+    assert whole.usage.prompt_tokens == parts[0].prompt_tokens
+    assert whole.usage.completion_tokens == sum(part.completion_tokens for part in parts)
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
 
     texts, thoughts, ends, ids = [""] * 3, [""] * 3, [""] * 3, set()
@@ -524,7 +524,8 @@ def test_too_many_prompts_are_refused_before_they_are_made(house: House) -> None
 
 
 def test_a_run_that_can_never_fit_is_refused_with_a_status() -> None:
-    plain, team = {"model": NAME, "n": 9}, {"model": f"{NAME}:hogwild-3"}
+    plain: dict[str, Any] = {"model": NAME, "n": 9}
+    team: dict[str, Any] = {"model": f"{NAME}:hogwild-3"}
     with running(make_house(Model(pool=PagePool(8)))) as house:
         for asked, stream in itertools.product((plain, team), (False, True)):
             body = {**asked, "messages": ASK, "stream": stream}

@@ -26,6 +26,7 @@ from manyhands.text import Text
 from tests.text.small_tokenizers import CHATML, OPENED, byte_level
 
 S = TypeVar("S", bound=Settings)
+E = TypeVar("E", bound=Event)
 # Pieces of text that are one token, so that a test can say where a step or a box ends.
 WHOLE = (".\n\n", ":\n\n", "\n\n", "\\boxed{7}", "\\boxed{8", "**", "<..>")
 
@@ -91,7 +92,7 @@ class Played:
     reserved: list[Reserve] = field(default_factory=list)
     answer: Answer = field(default_factory=lambda: Answer(""))
 
-    def of(self, *kinds: type[Event]) -> list[Event]:
+    def of(self, *kinds: type[E]) -> list[E]:
         return [event for event in self.events if isinstance(event, kinds)]
 
     def rows(self, writer: str) -> list[SeenRow]:
@@ -166,7 +167,7 @@ class Scripts:
     A piece is text, the id of a token, or None for the end of a turn.
     """
 
-    def __init__(self, text: Text, **pieces: list[str | int | None]) -> None:
+    def __init__(self, text: Text, **pieces: Sequence[str | int | None]) -> None:
         self.filler = text.encode("a")[0]
         end = min(text.eos)
         self.lines: dict[str, deque[int]] = {}

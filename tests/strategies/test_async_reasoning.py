@@ -215,7 +215,7 @@ def test_the_reply_cannot_end_while_thoughts_come() -> None:
 
 def first_word(played: Played) -> int:
     """The pass in which the first word of the reply was written."""
-    return next(e.forward_pass for e in played.of(ReplyWritten) if e.text.strip())  # type: ignore[attr-defined]
+    return next(e.forward_pass for e in played.of(ReplyWritten) if e.text.strip())
 
 
 def test_the_first_word_comes_before_the_last_thought() -> None:
@@ -264,7 +264,7 @@ def test_a_stop_text_ends_the_reply(stop: str) -> None:
     said = run(settings, thinker=["So it goes.", None], writer=["And\n\nthere it goes on", None])
     assert said.answer.stopped_at == ("goes" if stop == "goes" else "\n\nthe")
     assert said.answer.text == ("And\n\nthere it" if stop == "goes" else "And")
-    told = "".join(e.text for e in said.of(ReplyWritten))  # type: ignore[attr-defined]
+    told = "".join(e.text for e in said.of(ReplyWritten))
     assert told.strip() == said.answer.text
 
 
@@ -288,9 +288,9 @@ def test_at_the_end_of_the_budget_the_finisher_asks_and_the_writer_replies(budge
     assert answer.forward_passes == budget
     finishers = played.rows("finisher")
     text = read(finishers[-1])
-    thoughts = "".join(e.text for e in played.of(TokenWritten) if e.worker == THINKER)  # type: ignore[attr-defined]
+    thoughts = "".join(e.text for e in played.of(TokenWritten) if e.worker == THINKER)
     assert thoughts in text
-    own = "".join(e.text for e in played.of(TokenWritten) if e.worker == WRITER)  # type: ignore[attr-defined]
+    own = "".join(e.text for e in played.of(TokenWritten) if e.worker == WRITER)
     assert (f"[W]{own}\nFinal" in text) == bool(own)
     assert answer.text.startswith(own.strip())
     assert len(answer.text) > len(own.strip())
@@ -308,7 +308,7 @@ def test_a_box_that_the_reply_opens_after_the_budget_is_no_answer() -> None:
 
 def test_a_box_in_the_thoughts_is_an_answer_that_the_reply_may_mend() -> None:
     played = run(thinker=["So \\boxed{7}", None], writer=["No, \\boxed{8", "}", None])
-    assert [(e.worker, e.answer) for e in played.of(AnswerFound)] == [  # type: ignore[attr-defined]
+    assert [(e.worker, e.answer) for e in played.of(AnswerFound)] == [
         (THINKER, "7"),
         (WRITER, "8"),
     ]
@@ -332,7 +332,7 @@ def test_no_view_outgrows_the_context(context: int) -> None:
 
 
 def test_steps_are_paragraphs() -> None:
-    ended = [(e.worker, e.step, e.text) for e in run().of(StepEnded)]  # type: ignore[attr-defined]
+    ended = [(e.worker, e.step, e.text) for e in run().of(StepEnded)]
     assert [one for one in ended if one[0] == THINKER] == [
         (THINKER, 1, "One."),
         (THINKER, 2, "Two, three."),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from manyhands.cache.step import Choice
@@ -134,7 +136,7 @@ def test_a_worker_is_free_again_behind_its_join() -> None:
     )
     assert "one" in read(played, "writer").partition("cd")[0]
     assert "two" in read(played, "writer").partition("cd")[2]
-    joined = [(e.worker, e.name) for e in played.of(WorkerJoined)]  # type: ignore[attr-defined]
+    joined = [(e.worker, e.name) for e in played.of(WorkerJoined)]
     assert joined == [(1, "worker 1"), (2, "worker 2")]
 
 
@@ -182,7 +184,7 @@ def test_marks_in_a_question_or_a_result_do_nothing() -> None:
 
 def test_no_more_forks_than_allowed() -> None:
     again = "<FORK-1>ab</FORK-1><JOIN-1>"
-    lines: dict[str, list[Item]] = {f"worker_{n}": ["a", None] for n in range(1, 5)}
+    lines: dict[str, Any] = {f"worker_{n}": ["a", None] for n in range(1, 5)}
     played = run(max_forks=2, writer=[again, again, again, "x", None], **lines)
     assert len(played.of(WorkerJoined)) == 2
 
@@ -205,7 +207,7 @@ def test_a_thinking_worker_returns_what_follows_its_thoughts() -> None:
 
 def test_the_organisers_end_is_the_end() -> None:
     played = run(writer=[TWO, "x", None], worker_1=["a" * 90], worker_2=["b" * 90])
-    stopped = {e.worker: e.reason for e in played.of(WorkerStopped)}  # type: ignore[attr-defined]
+    stopped = {e.worker: e.reason for e in played.of(WorkerStopped)}
     assert stopped == {0: "stopped", 1: "stopped", 2: "stopped"}
     account = Account(["Writer"], solo=True)
     for event in played.events:
@@ -221,7 +223,7 @@ def test_a_worker_that_writes_too_much_is_cut() -> None:
         worker_1=["abcdefghijkl"],
     )
     assert len(played.written("worker 1")) == 5
-    stopped = {e.worker: e.reason for e in played.of(WorkerStopped)}  # type: ignore[attr-defined]
+    stopped = {e.worker: e.reason for e in played.of(WorkerStopped)}
     assert stopped[1] == "budget"
 
 
@@ -300,7 +302,7 @@ def test_a_worker_more_changes_nobodys_words() -> None:
 
 def test_a_step_is_opened_by_the_result() -> None:
     played = run(writer=["<FORK-1>ab</FORK-1><JOIN-1>", "x", None], worker_1=["one", None])
-    begun = [(e.worker, e.step, e.text) for e in played.of(StepBegun)]  # type: ignore[attr-defined]
+    begun = [(e.worker, e.step, e.text) for e in played.of(StepBegun)]
     assert begun == [(1, 1, "ab"), (0, 2, ""), (0, 3, "<RETURN-1>\none\n</RETURN-1>")]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -35,7 +35,7 @@ PROMPT = VotesPrompt(
 )
 START = "user\nQ: who\nassistant\n"
 SHORT = EndSettings(finisher_tokens=4, reply_tokens=3)
-SAID: dict[str, list[str | int | None]] = {
+SAID: dict[str, Sequence[str | int | None]] = {
     "attempt 1": ["x \\boxed{7}", None],
     "attempt 2": ["yy ", "\\boxed{8", "}", None],
     "attempt 3": ["zzz"],
@@ -53,7 +53,7 @@ def run(
     settings: Settings,
     text: Text = TEXT,
     context: int | None = None,
-    **said: list[str | int | None],
+    **said: Sequence[str | int | None],
 ) -> Played:
     lines = {name.replace("_", " "): words for name, words in said.items()}
     lines = {name.replace("attempt 3s", "attempt 3's"): words for name, words in lines.items()}
@@ -298,7 +298,7 @@ def test_a_snapshot_is_the_answer_of_that_budget_and_changes_nothing(make: Make)
 
     every = tuple(range(1, 24))
     whole, plain = played(24, every), played(24)
-    same = {"snapshots": {}, "extra_passes": 0}
+    same: dict[str, Any] = {"snapshots": {}, "extra_passes": 0}
     assert replace(whole.answer, **same) == replace(plain.answer, **same)
     assert whole.answer.snapshots == {budget: played(budget).answer.answer for budget in every}
     assert len(set(whole.answer.snapshots.values())) > 3

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -64,7 +65,7 @@ def work_of(played: Played) -> list[Pass]:
     return [one for one in played.passes if "finisher" not in one.writers]
 
 
-VARIANTS = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "sampled": {"choice": Choice(temperature=1.0)},
     "encoded anew": {"end": EndSettings(finisher_tokens=9, reencode=True)},
@@ -75,7 +76,11 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("join", JOINS)
 def test_snapshots_are_the_answers_of_smaller_budgets(join: str, variant: str) -> None:
-    base = {"end": EndSettings(finisher_tokens=9), "branch_tokens": 9, "max_branches": 3}
+    base: dict[str, Any] = {
+        "end": EndSettings(finisher_tokens=9),
+        "branch_tokens": 9,
+        "max_branches": 3,
+    }
     settings = BranchSettings(budget=BUDGET, join=join, **{**base, **VARIANTS[variant]})
     everywhere = replace(settings, snapshots=tuple(range(1, BUDGET)))
     answers, in_block, in_branches = set(), 0, 0

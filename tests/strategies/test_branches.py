@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken
 
 from manyhands.cache.step import Choice, Step
-from manyhands.cache.view import Lanes
+from manyhands.cache.view import Lanes, blocks_of
 from manyhands.errors import InvalidRequest
 from manyhands.prompts.branches import BranchPrompt
 from manyhands.strategies.branch_joins import JOINS
@@ -50,10 +52,15 @@ TEXTS = {
 TEXT = TEXTS["byte_level"]
 START = "user\nQ: who\nassistant\n"
 A_B = ["Look.\n####A:", "B:", "%%%%"]  # the model writes this itself; the rest is forced
-FILLED = {"branch_1": ["one####"], "branch_2": ["three four\n####"]}
+FILLED: dict[str, Any] = {"branch_1": ["one####"], "branch_2": ["three four\n####"]}
 
 
-def run(settings=None, text=TEXT, context=None, **said) -> Played:
+def run(
+    settings: BranchSettings | None = None,
+    text: Text = TEXT,
+    context: int | None = None,
+    **said: Sequence[str | int | None],
+) -> Played:
     settings = settings or BranchSettings(end=NO_END)
     strategy = branches("who", text, boxed(settings), PROMPT, context=context)
     lines = {name.replace("_", " "): words for name, words in said.items()}
@@ -70,7 +77,7 @@ def answer_of(played: Played) -> BranchAnswer:
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("join", JOINS)
-def test_the_three_stages_with_any_tokenizer(name, join):
+def test_the_three_stages_with_any_tokenizer(name: str, join: str) -> None:
     text = TEXTS[name]
     settings = BranchSettings(end=NO_END, join=join)
     played = run(settings, text, writer=[*A_B, "So B.", None], **FILLED)
@@ -92,7 +99,7 @@ def test_the_three_stages_with_any_tokenizer(name, join):
     assert "A" not in opened.partition("Look")[2]
 
 
-def test_no_pass_is_lost():
+def test_no_pass_is_lost() -> None:
     played = run(writer=[*A_B, "So.", None], **FILLED)
     written = [len(played.written(who)) for who in ("writer", "branch 1", "branch 2")]
     # the critical path: the line, and the longest branch
@@ -105,7 +112,7 @@ def test_no_pass_is_lost():
     assert forced == [":......\n####", ":......\n####", "####%%%%\n"]
 
 
-def test_branches_begin_in_one_step_and_leave_when_done():
+def test_branches_begin_in_one_step_and_leave_when_done() -> None:
     played = run(writer=[*A_B, "So.", None], **FILLED)
     team = [one.writers for one in played.passes if one.writers[0].startswith("branch")]
     assert team[0] == ("branch 1", "branch 2")
@@ -115,7 +122,7 @@ def test_branches_begin_in_one_step_and_leave_when_done():
     assert [TEXT.decode(row.feed) for row in first.rows if row.writer] == ["####A:", "####B:"]
 
 
-def test_branches_do_not_see_each_other_or_the_skeleton():
+def test_branches_do_not_see_each_other_or_the_skeleton() -> None:
     played = run(writer=[*A_B, "So.", None], **FILLED)
     for row in played.rows("branch 2"):
         seen = TEXT.decode(row.context)
@@ -124,7 +131,7 @@ def test_branches_do_not_see_each_other_or_the_skeleton():
         assert "......" not in seen
 
 
-def test_the_joins_read_the_same_text_and_two_feed_none_of_it_again():
+def test_the_joins_read_the_same_text_and_two_feed_none_of_it_again() -> None:
     rows = {}
     for join in JOINS:
         settings = BranchSettings(end=NO_END, join=join)
@@ -142,7 +149,7 @@ def test_the_joins_read_the_same_text_and_two_feed_none_of_it_again():
         assert rows[join][-1].blocks.count("branch 1") == 1
 
 
-def test_kept_branches_stand_side_by_side_behind_the_trunk():
+def test_kept_branches_stand_side_by_side_behind_the_trunk() -> None:
     settings = BranchSettings(end=NO_END, join="keep")
     strategy = branches("who", TEXT, settings, PROMPT)
     script = Scripts(TEXT, **{"writer": [*A_B, "So."], "branch 1": ["one####"]})
@@ -157,15 +164,15 @@ def test_kept_branches_stand_side_by_side_behind_the_trunk():
                 break
     view = asked.rows[-1].view
     (lanes,) = (item for item in view.items if isinstance(item, Lanes))
-    texts = [TEXT.decode([t for b in lane for t in b.tokens]) for lane in lanes.lanes]
+    texts = [TEXT.decode([t for b in blocks_of(lane) for t in b.tokens]) for lane in lanes.lanes]
     assert texts == ["####A:one\n", "####B:three four\n"]
     starts = dict(zip(view.blocks, view.starts(), strict=True))
     trunk = len(TEXT.chat_prompt("Q: who")) + len(TEXT.encode("Look.\n"))
-    assert {starts[lane[0]] for lane in lanes.lanes} == {trunk}
+    assert {starts[first] for first, *_ in map(blocks_of, lanes.lanes)} == {trunk}
     assert starts[view.own] == trunk + len(TEXT.encode("####B:three four\n"))
 
 
-def test_what_is_reported():
+def test_what_is_reported() -> None:
     played = run(writer=[*A_B, "So.", None], **FILLED)
     assert [(e.worker, e.step, e.text) for e in played.of(StepBegun)] == [
         (1, 1, "A:"),
@@ -195,7 +202,7 @@ def test_what_is_reported():
     )
 
 
-def test_a_box_is_the_answer():
+def test_a_box_is_the_answer() -> None:
     played = run(writer=[*A_B, "\\boxed{4}", None], **FILLED)
     assert (played.answer.answer, played.answer.finish_reason) == ("4", "answer")
     assert [e.answer for e in played.of(AnswerFound)] == ["4"]
@@ -204,7 +211,7 @@ def test_a_box_is_the_answer():
 # -- ends of branches ------------------------------------------------------------------------------
 
 
-def test_branches_end_for_different_reasons():
+def test_branches_end_for_different_reasons() -> None:
     settings = BranchSettings(end=NO_END, branch_tokens=6)
     text = TEXTS["glued"]
     played = run(
@@ -223,7 +230,7 @@ def test_branches_end_for_different_reasons():
     assert "####A:a\n####B:b\n####C:c\n####D:dddddd\n####%%%%\nSo." in seen
 
 
-def test_hash_signs_that_make_no_marker_stay():
+def test_hash_signs_that_make_no_marker_stay() -> None:
     played = run(writer=["# One\n## Two\n### Three\n", None])
     assert answer_of(played).text == "# One\n## Two\n### Three"
     fed = played.rows("writer")[-1].context
@@ -233,7 +240,7 @@ def test_hash_signs_that_make_no_marker_stay():
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_the_placeholder_cannot_begin_a_branch(name):
+def test_the_placeholder_cannot_begin_a_branch(name: str) -> None:
     text = TEXTS[name]
     banned = placeholder_tokens(text, "......")
     for size in range(1, 13):
@@ -248,13 +255,15 @@ def test_the_placeholder_cannot_begin_a_branch(name):
 
 
 @pytest.mark.parametrize("token", ["......\n\n", "...\n", " ......\n", "...... "])
-def test_a_placeholder_and_a_line_break_in_one_token_cannot_begin_a_branch_either(token):
+def test_a_placeholder_and_a_line_break_in_one_token_cannot_begin_a_branch_either(
+    token: str,
+) -> None:
     text = glued_text(token)
     assert text.encode(token)[0] in placeholder_tokens(text, "......")
     assert text.encode("\n")[0] not in placeholder_tokens(text, "......")
 
 
-def test_the_ban_is_looked_up_once_for_each_tokenizer(monkeypatch):
+def test_the_ban_is_looked_up_once_for_each_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = Text(byte_level()), Text(sentence_piece())
     banned = placeholder_tokens(one, "......")
     assert placeholder_tokens(other, "......") != banned
@@ -265,7 +274,7 @@ def test_the_ban_is_looked_up_once_for_each_tokenizer(monkeypatch):
 # -- forcing, and blocks that are none -------------------------------------------------------------
 
 
-def test_a_colon_outside_a_block_forces_nothing():
+def test_a_colon_outside_a_block_forces_nothing() -> None:
     played = run(writer=["Note: it is: so:\n", "\n", None])
     assert all(len(row.feed) == 1 for row in played.rows("writer"))
     assert answer_of(played).text == "Note: it is: so:"
@@ -289,7 +298,7 @@ def test_a_colon_outside_a_block_forces_nothing():
         ("####%%%", "%%%"),
     ],
 )
-def test_a_block_without_titles_is_ordinary_text(name, said, read):
+def test_a_block_without_titles_is_ordinary_text(name: str, said: str, read: str) -> None:
     """Token for token what was written, every token fed once, only the marks not shown."""
     text = TEXTS[name]
     played = run(text=text, writer=[said, None])
@@ -301,20 +310,20 @@ def test_a_block_without_titles_is_ordinary_text(name, said, read):
     assert len(played.passes) == len(text.encode(said)) + 1
 
 
-def test_a_title_that_never_ends_is_text():
+def test_a_title_that_never_ends_is_text() -> None:
     settings = BranchSettings(end=NO_END, title_tokens=5)
     played = run(settings, writer=["####abcdefghij: k", None])
     assert answer_of(played).text == "abcdefghij: k"
     assert answer_of(played).branches == ()
 
 
-def test_a_real_block_after_a_broken_one():
+def test_a_real_block_after_a_broken_one() -> None:
     for name, text in TEXTS.items():
         played = run(text=text, writer=["####x####A:", "%%%%", "end", None], branch_1=["b####"])
         assert answer_of(played).text == "x\nA: b\nend", name
 
 
-def test_a_marker_that_began_in_a_title_that_was_none():
+def test_a_marker_that_began_in_a_title_that_was_none() -> None:
     """Its first sign was read as the title's; the text before it is the trunk all the same."""
     settings = BranchSettings(end=NO_END, title_tokens=4)
     assert len(TEXT.encode("bab#")) == 4
@@ -324,7 +333,7 @@ def test_a_marker_that_began_in_a_title_that_was_none():
     assert TEXT.decode(opened.context) == START + "####bab####A:"
 
 
-def test_a_token_that_says_more_than_the_titles_end_is_cut():
+def test_a_token_that_says_more_than_the_titles_end_is_cut() -> None:
     text = TEXTS["wide"]
     played = run(text=text, writer=["####B", ": x", "%%%%\n", "end", None], branch_1=["b####"])
     (wide, *_) = [row for row in played.rows("writer") if len(row.feed) > 1]
@@ -333,18 +342,20 @@ def test_a_token_that_says_more_than_the_titles_end_is_cut():
 
 
 @pytest.mark.parametrize("ending", [["\n"], [None], ["Half a title", None], ["%%%\n"], ["####"]])
-def test_complete_titles_are_filled_however_the_block_ends(ending):
+def test_complete_titles_are_filled_however_the_block_ends(
+    ending: list[None] | list[str | None] | list[str],
+) -> None:
     played = run(writer=["####A:", "B:", *ending, "End.", None], **FILLED)
     assert answer_of(played).text == "A: one\nB: three four\nEnd."
 
 
-def test_a_block_has_so_many_titles_at_most():
+def test_a_block_has_so_many_titles_at_most() -> None:
     settings = BranchSettings(end=NO_END, max_branches=2)
     played = run(settings, writer=["####A:", "B:", "End.", None], **FILLED)
     assert answer_of(played).text == "A: one\nB: three four\nEnd."
 
 
-def test_the_next_marker_opens_the_next_block_up_to_the_limit():
+def test_the_next_marker_opens_the_next_block_up_to_the_limit() -> None:
     said = ["####A:", "%%%%", "x\n####B:", "%%%%", "y\n####C: z", None]
     settings = BranchSettings(end=NO_END, max_blocks=2)
     played = run(settings, writer=said, branch_1=["one####"], branch_2=["two####"])
@@ -355,7 +366,7 @@ def test_the_next_marker_opens_the_next_block_up_to_the_limit():
     assert last == START + expected
 
 
-def test_without_blocks_it_is_sequential():
+def test_without_blocks_it_is_sequential() -> None:
     settings = BranchSettings(end=NO_END, max_blocks=0)
     played = run(settings, writer=["a\n####A:......\n####%%%%b", None])
     assert answer_of(played).text == "a\nA:......\nb"
@@ -364,7 +375,9 @@ def test_without_blocks_it_is_sequential():
 
 @pytest.mark.parametrize("blocks", [0, 1])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 99])
-def test_marks_are_left_out_behind_the_last_block_however_they_are_cut(blocks, size):
+def test_marks_are_left_out_behind_the_last_block_however_they_are_cut(
+    blocks: int, size: int
+) -> None:
     settings = BranchSettings(end=NO_END, max_blocks=blocks)
     late = "x\n####C: z\n####%%%%\n## 5% y####"
     cut = [late[start : start + size] for start in range(0, len(late), size)]
@@ -374,7 +387,7 @@ def test_marks_are_left_out_behind_the_last_block_however_they_are_cut(blocks, s
     assert "".join(e.text for e in played.of(ReplyWritten)).strip() == answer_of(played).text
 
 
-def test_other_marks_and_a_thinking_model():
+def test_other_marks_and_a_thinking_model() -> None:
     text = glued_text(template=OPENED)
     marks = MarkerProfile("@@", "=>", "...", "@end")
     settings = BranchSettings(end=NO_END, markers=marks)
@@ -392,11 +405,48 @@ def test_other_marks_and_a_thinking_model():
     ]
 
 
+@pytest.mark.parametrize("blocks", [0, 9])
+def test_no_mark_begins_in_the_thinking_and_ends_in_the_reply(blocks: int) -> None:
+    text = glued_text(template=OPENED)
+    settings = BranchSettings(end=NO_END, max_blocks=blocks)
+    said = ["hm ##", text.think_end, "##A: 7", None]
+    played = run(settings, text, writer=said)
+    answer = answer_of(played)
+    assert answer.text == "".join(e.text for e in played.of(ReplyWritten)) == "##A: 7"
+    assert [step.text for step in answer.steps] == ["hm ##", "##A: 7"]
+
+
+def test_a_title_that_is_cut_by_the_end_of_the_thinking_is_none() -> None:
+    text = glued_text(template=OPENED)
+    said = ["hm\n####A", text.think_end, " is: 7", None]
+    played = run(None, text, writer=said)
+    answer = answer_of(played)
+    assert "".join(e.text for e in played.of(ReplyWritten)) == " is: 7"
+    assert [step.text for step in answer.steps] == ["hm\nA", "is: 7"]
+
+
+def test_what_closes_the_thinking_behind_a_title_goes_with_the_titles() -> None:
+    """The strand goes on in front of it: still in its thinking."""
+    text = glued_text(template=OPENED)
+    said = ["hm\n####A:", "B", text.think_end, "so", text.think_end, "7", None]
+    played = run(None, text, writer=said, branch_1=["one", None])
+    answer = answer_of(played)
+    assert answer.text == "7"
+    assert [(s.worker, s.text) for s in answer.steps] == [
+        (0, "hm"),
+        (1, "one"),
+        (0, "so"),
+        (0, "7"),
+    ]
+    last = played.rows("writer")[-1].context
+    assert last.count(text.think_end) == 1
+
+
 # -- limits ----------------------------------------------------------------------------------------
 
 
-def test_a_budget_may_end_anywhere():
-    said = {"writer": [*A_B, "So B.", None], "finisher": ["4", "}"], **FILLED}
+def test_a_budget_may_end_anywhere() -> None:
+    said: dict[str, Any] = {"writer": [*A_B, "So B.", None], "finisher": ["4", "}"], **FILLED}
     whole = answer_of(run(**said)).forward_passes
     for join in ("reencode", "stitch"):
         for budget in range(1, whole + 1):
@@ -415,9 +465,9 @@ def test_a_budget_may_end_anywhere():
                 assert f"####{branch.title}:{branch.text}\n" in finisher
 
 
-def test_at_the_budget_the_finisher_may_encode_all_anew():
+def test_at_the_budget_the_finisher_may_encode_all_anew() -> None:
     end = EndSettings(reencode=True)
-    said = {"writer": [*A_B, "So B.", None], "finisher": ["4", "}"], **FILLED}
+    said: dict[str, Any] = {"writer": [*A_B, "So B.", None], "finisher": ["4", "}"], **FILLED}
     for budget in range(1, 40):
         rows = [
             run(BranchSettings(budget=budget, end=e), **said).rows("finisher")[0]
@@ -427,7 +477,7 @@ def test_at_the_budget_the_finisher_may_encode_all_anew():
         assert rows[0].feed == rows[0].context
 
 
-def test_branches_that_the_budget_ends_say_so():
+def test_branches_that_the_budget_ends_say_so() -> None:
     budget = len(TEXT.encode("Look.\n####A:B:%%%%")) + 2
     played = run(BranchSettings(budget=budget, end=NO_END), writer=A_B, **FILLED)
     assert {b.finish_reason for b in answer_of(played).branches} == {"budget"}
@@ -435,7 +485,7 @@ def test_branches_that_the_budget_ends_say_so():
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("join", ["reencode", "stitch"])
-def test_no_view_is_longer_than_the_context_allows(name, join):
+def test_no_view_is_longer_than_the_context_allows(name: str, join: str) -> None:
     text = TEXTS[name]
     start = len(text.chat_prompt("Q: who"))
     said = {"writer": [*A_B, *["more. "] * 20], "branch_1": ["x" * 99], "branch_2": ["y"] * 99}
@@ -451,7 +501,7 @@ def test_no_view_is_longer_than_the_context_allows(name, join):
     assert "context" in reasons
 
 
-def test_titles_whose_branches_would_not_fit_are_left():
+def test_titles_whose_branches_would_not_fit_are_left() -> None:
     """A skeleton may be shorter than the branches that come of it."""
     text = glued_text("......\n####", "####", ":")
     said = ["####", *(f"{name}:" for name in "ABCDEFGHIJ"), "%%%%", *["more "] * 99]
@@ -465,7 +515,7 @@ def test_titles_whose_branches_would_not_fit_are_left():
     assert seen == {"none", "context", "budget"}
 
 
-def test_it_reserves_what_it_may_need():
+def test_it_reserves_what_it_may_need() -> None:
     settings = BranchSettings(max_branches=2, branch_tokens=30, budget=60, max_blocks=1)
     played = run(settings, writer=["####A:", "B:", *["b"] * 99], branch_1=["x" * 99])
     (reserved,) = played.reserved
@@ -474,7 +524,7 @@ def test_it_reserves_what_it_may_need():
     assert played.reserved[0].num_tokens == 2 * 500
 
 
-def test_draws_are_each_branchs_own():
+def test_draws_are_each_branchs_own() -> None:
     choice = Choice(temperature=1.0)
     settings = BranchSettings(end=NO_END, choice=choice, seed=3)
     more = run(settings, writer=[*A_B, None], **FILLED)
@@ -495,7 +545,7 @@ def test_draws_are_each_branchs_own():
         {"title_tokens": 0},
     ],
 )
-def test_settings_are_checked(wrong):
+def test_settings_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match=next(iter(wrong))):
         BranchSettings(**wrong)
 
@@ -520,7 +570,7 @@ class Noise:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_noise_breaks_nothing(name):
+def test_noise_breaks_nothing(name: str) -> None:
     """Both joins read the same text, so a model that is a function of its context ends the same."""
     text, num_branches, reasons = TEXTS[name], 0, set()
     context = len(text.chat_prompt("Q: who")) + 150

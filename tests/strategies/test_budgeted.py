@@ -58,7 +58,7 @@ def test_budget_finisher_reply_and_what_is_counted_apart() -> None:
     assert answer.tokens == (6, 6)
     assert len(played.of(TokenWritten)) == 12
     assert played.of(AnswerFound) == [AnswerFound(6, None, "7")]
-    assert "".join(event.text for event in played.of(ReplyWritten)) == "Hi"  # type: ignore[attr-defined]
+    assert "".join(event.text for event in played.of(ReplyWritten)) == "Hi"
     asked = TEXT.decode(played.rows("finisher")[0].context)
     assert asked.endswith("**Alice [1]:**aaaaaa\n\n\n**Bob [1]:**aaaaaa\nFinal \\boxed{")
 

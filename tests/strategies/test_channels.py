@@ -41,6 +41,7 @@ FINAL = "<|start|>assistant<|channel|>final<|message|>"
 COMMENTARY = "<|start|>assistant<|channel|>commentary to=functions.add<|message|>"
 OPENED = "<|start|>assistant<|channel|>analysis<|message|>"
 END = EndSettings(finisher=False, reply_tokens=20)
+ATTEMPTS: dict[str, Any] = {"workers": 2, "budget": 40, "end": END}
 
 
 def harmony_text(*, thinking: bool = True) -> Text:
@@ -67,7 +68,7 @@ def spelled(row: SeenRow) -> str:
 
 
 def replied(played: Played) -> str:
-    return "".join(event.text for event in played.of(ReplyWritten))  # type: ignore[attr-defined]
+    return "".join(event.text for event in played.of(ReplyWritten))
 
 
 WRITES = [f"Hm.<|end|>{FINAL}It is \\boxed{{7}}.", "<|return|>"]
@@ -89,10 +90,10 @@ def test_the_final_channel_is_the_reply_of_a_strand(name: str) -> None:
         "answer",
     )
     assert replied(played) == "It is \\boxed{7}."
-    written = "".join(e.text for e in played.of(TokenWritten) if not e.worker)  # type: ignore[attr-defined]
+    written = "".join(e.text for e in played.of(TokenWritten) if not e.worker)
     assert written == "Hm.It is \\boxed{7}."
     assert [step.text for step in answer.steps] == ["Hm.", "It is \\boxed{7}."]
-    assert [e.text for e in played.of(StepEnded)] == ["Hm."]  # type: ignore[attr-defined]
+    assert [e.text for e in played.of(StepEnded)] == ["Hm."]
     account = Account(["Writer"], solo=True)
     for event in played.events:
         account.take(event)
@@ -139,9 +140,9 @@ def test_a_team_works_within_one_message_and_replies_in_another() -> None:
         reply=["It is 7.", "<|return|>"],
     )
     for name in ("Alice", "Bob"):
-        first = spelled(played.rows(name)[0])
-        assert first.count(OPENED) == 1
-        assert first.index(OPENED) < first.index("\nOwn")
+        begun = spelled(played.rows(name)[0])
+        assert begun.count(OPENED) == 1
+        assert begun.index(OPENED) < begun.index("\nOwn")
     steps = [(step.worker, step.text) for step in played.answer.steps]
     assert sorted(steps) == [(0, "3 and 4."), (0, "So 7."), (1, "Hm.")]
     assert played.answer.finish_reason == "stopped"
@@ -172,7 +173,7 @@ def test_a_finisher_asks_within_the_thinking() -> None:
 @pytest.mark.parametrize("name", ["self_consistency", "best_of_n"])
 def test_attempts_are_thoughts(name: str) -> None:
     method = METHODS[name]
-    settings = replace(method.settings(), workers=2, budget=40, end=END)
+    settings = replace(method.settings(), **ATTEMPTS)
     attempt = ["Hm. \\boxed{7}", "<|end|>", "start"]
     said: dict[str, Any] = {f"attempt_{n}": attempt for n in (1, 2)}
     said |= {"reply": ["It is 7.<|return|>"], "attempt_1's_reply": ["It is 7.<|return|>"]}
@@ -188,7 +189,7 @@ def test_attempts_are_thoughts(name: str) -> None:
 
 def test_attempts_that_do_not_think_are_replies() -> None:
     method, text = METHODS["self_consistency"], harmony_text(thinking=False)
-    settings = replace(method.settings(), workers=2, budget=40, end=END)
+    settings = replace(method.settings(), **ATTEMPTS)
     said = {f"attempt {n}": lines("It is \\boxed{7}.<|end|>", "no") for n in (1, 2)}
     played = play(method.make("3+4?", text, settings, None), Scripts(text, **said))
     assert [step.text for step in played.answer.steps] == ["It is \\boxed{7}."] * 2
@@ -298,3 +299,20 @@ def test_a_prefill_is_continued() -> None:
     played = run(sequential(asked, TEXT, settings, PROMPT), writer=[" 7.<|end|>"])
     assert played.answer.text == "7."
     assert spelled(played.rows("writer")[0]).endswith(f"{FINAL}It is")
+
+
+@pytest.mark.parametrize("stop", ["ab", "b\n\n"])
+def test_no_stop_text_begins_in_the_thinking_and_ends_in_the_reply(stop: str) -> None:
+    found = complete(
+        SharedSettings(max_tokens=60, stop=(stop,)),
+        f"Hm {stop[0]}<|end|>{FINAL}{stop[1:]}7<|return|>",
+    )
+    assert (found.thinking, found.text) == (f"Hm {stop[0]}", f"{stop[1:]}7".lstrip())
+
+
+def test_a_character_that_the_thinking_leaves_incomplete_is_none_of_the_reply() -> None:
+    (first, *_) = (token for token in TEXT.encode("é") if TEXT.decode([token]) != "é")
+    script = Scripts(TEXT, **{"prompt 0, sample 0": [first, *lines(f"<|end|>{FINAL}7<|return|>")]})
+    answer = play(shared_prefix(["3+4?"], TEXT, SharedSettings(max_tokens=60)), script).answer
+    assert isinstance(answer, Completions)
+    assert (answer.completions[0].thinking, answer.text) == ("\ufffd", "7")

@@ -15,7 +15,7 @@ END = EndSettings(answer="code", finisher_tokens=40, reply=False)
 BLOCK = ["```python\n", "p(1)", "\n```"]
 
 
-def test_a_team_goes_on_behind_a_draft_and_is_asked_at_the_end():
+def test_a_team_goes_on_behind_a_draft_and_is_asked_at_the_end() -> None:
     settings = TeamSettings(budget=24, check_every=0, end=END)
     played = play(
         hogwild("2+3", TEXT, settings, WORDS),
@@ -26,7 +26,7 @@ def test_a_team_goes_on_behind_a_draft_and_is_asked_at_the_end():
     assert first.endswith("\nProgram:\n```python\n")
 
 
-def test_the_last_block_of_one_worker_counts():
+def test_the_last_block_of_one_worker_counts() -> None:
     settings = SoloSettings(budget=60, end=END)
     said = ["No:\n", *BLOCK, "\nBetter:\n", "```python\n", "p(3)", "\n```", None]
     played = play(sequential("2+3", TEXT, settings, WORDS), Scripts(TEXT, writer=said))
@@ -34,7 +34,7 @@ def test_the_last_block_of_one_worker_counts():
     assert played.answer.extra_passes == 0
 
 
-def test_a_draft_among_thoughts_is_no_answer():
+def test_a_draft_among_thoughts_is_no_answer() -> None:
     settings = SoloSettings(budget=24, end=END)
     strategy = sequential("2+3", THINKER, settings, WORDS)
     played = play(strategy, Scripts(THINKER, writer=[*BLOCK, "x" * 40], finisher=["p(4)\n", "```"]))

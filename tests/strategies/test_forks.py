@@ -21,11 +21,11 @@ from manyhands.prompts.votes import VotesPrompt
 from manyhands.strategies.base import Sent, Strategy
 from manyhands.strategies.methods import METHODS, check_forks
 from manyhands.strategies.run_spec import RunSpec
-from manyhands.strategies.settings import BestSettings, SoloSettings, VoteSettings
-from manyhands.strategies.shared_prefix import SharedSettings, shared_prefix
+from manyhands.strategies.settings import BestSettings, SharedSettings, SoloSettings, VoteSettings
+from manyhands.strategies.shared_prefix import shared_prefix
 from tests.server import scripted_runs as runs
 from tests.server.scripted_runs import SHORT, ScriptedRun, run_of, signs
-from tests.strategies.driver import Scripts, play, small_text
+from tests.strategies.driver import PROMPT, Scripts, play, small_text
 
 Text = tuple[tuple[Block, int], ...]  # blocks that have tokens, and how many
 
@@ -61,7 +61,7 @@ class Watch:
 
 
 def alone_run() -> ScriptedRun:
-    spec = RunSpec(METHODS["sequential"], SoloSettings(budget=20, end=SHORT), runs.PROMPT, "2+3")
+    spec = RunSpec(METHODS["sequential"], SoloSettings(budget=20, end=SHORT), PROMPT, "2+3")
     return run_of(spec, Writer=[signs(0, 6), None])
 
 
@@ -104,7 +104,7 @@ def test_every_method_is_watched() -> None:
 def test_the_refusal_names_the_methods_that_only_fork(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch, record = Watch(), runs.record
+    watch, record = Watch(), runs.record  # type: ignore[attr-defined]
     monkeypatch.setattr(runs, "record", lambda run, *more: record(watch(run), *more))
     RUNS[name]()
     assert len(watch.before) > 1, "nothing was written"
@@ -124,7 +124,7 @@ def test_a_profile_that_joins_anew_only_forks(
     profile: str, join: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where parts part again."""
-    watch, record = Watch(), runs.record
+    watch, record = Watch(), runs.record  # type: ignore[attr-defined]
     monkeypatch.setattr(runs, "record", lambda run, *more: record(watch(run), *more))
     run = runs.nested_run(join) if join else runs.profiled_run(profile)
     spec = RunSpec.from_plain(run.trace.header)

@@ -30,7 +30,9 @@ class Scribble:
 
     def __init__(self, text: Text, seed: int) -> None:
         self.text, self.rng = text, random.Random(seed)
-        self.every = [token for token in range(len(text.tokenizer)) if not text.hides(token)]
+        self.every = [
+            token for token in range(len(text.tokenizer.get_vocab())) if not text.hides(token)
+        ]
 
     def __call__(self, row: SeenRow) -> int:
         allowed = self.every if row.choice.mask is None else tokens_in(row.choice.mask)

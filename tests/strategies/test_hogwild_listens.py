@@ -240,7 +240,7 @@ def test_the_answer_is_asked_for_now() -> None:
     ],
 )
 def test_what_cannot_be_done_is_refused_and_the_run_goes_on(item: Item, reason: str) -> None:
-    before = {3: [DANA, PauseWorker(2), DismissWorker(1)]}
+    before: dict[int, Sequence[Item]] = {3: [DANA, PauseWorker(2), DismissWorker(1)]}
     refused, _ = run({**before, 6: [item]})
     plain, _ = run(before)
     assert refused.of(RequestRefused) == [RequestRefused(6, type(item).__name__, reason)]
@@ -262,7 +262,7 @@ def test_what_the_context_has_no_room_for_is_refused() -> None:
 
 def test_snapshots_and_what_is_said() -> None:
     """A snapshot changes nothing, whatever is said at its pass."""
-    said = {4: [DANA, DismissWorker(2)], 7: [Said("No.", "Eve")]}
+    said: dict[int, Sequence[Item]] = {4: [DANA, DismissWorker(2)], 7: [Said("No.", "Eve")]}
     asked, _ = run(said, snapshots=(3, 4, 5, 7), away=(Away(0, 5, 20), Away(1, 5, 6)))
     plain, _ = run(said, away=(Away(0, 5, 20), Away(1, 5, 6)))
     assert written_in(asked) == written_in(plain)

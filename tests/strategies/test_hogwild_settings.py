@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from manyhands.cache.layouts import LAYOUTS
@@ -10,13 +13,13 @@ from manyhands.errors import InvalidRequest
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.listening import Heard, Listen
 from manyhands.strategies.settings import Away, EndSettings, TeamSettings
-from tests.strategies.driver import PROMPT, Dice, Played, Scripts, play, small_text
+from tests.strategies.driver import PROMPT, Dice, Played, Scripts, SeenRow, play, small_text
 
 TEXT = small_text()
 SAMPLED = Choice(temperature=0.7, top_p=0.9)
 
 
-def run(settings: TeamSettings, predict=None) -> Played:
+def run(settings: TeamSettings, predict: Callable[[SeenRow], int] | None = None) -> Played:
     return play(hogwild("2+3", TEXT, settings, PROMPT), predict or Dice(TEXT, boxes=0, ends=0))
 
 
@@ -46,21 +49,21 @@ def run(settings: TeamSettings, predict=None) -> Played:
         ({"snapshots": (0, 3)}, "snapshots are (0, 3); expected passes below the budget of 2048"),
     ],
 )
-def test_settings_out_of_range(setting, expected):
+def test_settings_out_of_range(setting: Any, expected: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         TeamSettings(**setting)
     assert str(caught.value) == expected
 
 
 @pytest.mark.parametrize("name", ["finisher_tokens", "reply_tokens"])
-def test_endings_have_room(name):
+def test_endings_have_room(name: str) -> None:
     with pytest.raises(InvalidRequest, match=f"{name} is 0; expected 1 or more"):
-        EndSettings(**{name: 0})
+        EndSettings(**{name: 0})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5, 40])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_number_of_workers(layout, workers):
+def test_any_number_of_workers(layout: str, workers: int) -> None:
     settings = TeamSettings(workers=workers, layout=layout, budget=8, check_every=20)
     played = run(settings, Scripts(TEXT))
     assert played.answer.tokens == (8,) * workers
@@ -74,11 +77,11 @@ def draws(played: Played, name: str) -> list[float]:
     return [row.choice.draw for row in played.rows(name)]
 
 
-def test_greedy_rows_draw_nothing():
+def test_greedy_rows_draw_nothing() -> None:
     assert set(draws(run(TeamSettings(budget=5)), "Alice")) == {0.0}
 
 
-def test_a_workers_luck_is_its_own():
+def test_a_workers_luck_is_its_own() -> None:
     """The k-th draw of a worker depends on the seed and its name: on no other worker or layout."""
     first = run(TeamSettings(workers=1, budget=10, choice=SAMPLED, seed=5))
     expected = draws(first, "Alice")
@@ -91,13 +94,13 @@ def test_a_workers_luck_is_its_own():
         assert played.rows("Alice")[3].choice.top_p == 0.9
 
 
-def test_a_pause_costs_no_luck():
+def test_a_pause_costs_no_luck() -> None:
     team = TeamSettings(workers=2, budget=10, choice=SAMPLED, away=(Away(0, 2, 4),))
     expected = draws(run(TeamSettings(workers=2, budget=10, choice=SAMPLED)), "Alice")
     assert draws(run(team), "Alice") == expected[:7]
 
 
-def test_the_same_seed_draws_the_same():
+def test_the_same_seed_draws_the_same() -> None:
     settings = TeamSettings(workers=3, budget=20, choice=SAMPLED, seed=11, check_every=10)
     one, again = run(settings), run(settings)
     assert one.passes == again.passes
@@ -106,7 +109,7 @@ def test_the_same_seed_draws_the_same():
     assert draws(other, "Alice") != draws(one, "Alice")
 
 
-def test_finisher_and_reply_have_draws_of_their_own():
+def test_finisher_and_reply_have_draws_of_their_own() -> None:
     played = run(TeamSettings(budget=3, choice=SAMPLED, end=EndSettings(reply_tokens=4)))
     finisher, reply = draws(played, "finisher"), draws(played, "reply")
     assert len({*finisher, *reply, *draws(played, "Alice"), *draws(played, "Bob")}) == (
@@ -116,7 +119,7 @@ def test_finisher_and_reply_have_draws_of_their_own():
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_what_is_reserved_suffices_for_ordinary_steps(workers, layout):
+def test_what_is_reserved_suffices_for_ordinary_steps(workers: int, layout: str) -> None:
     """An estimate for steps of a dozen tokens or more; counted in tokens fed to living blocks."""
     settings = TeamSettings(workers=workers, layout=layout, budget=60, check_every=0)
     step = [*["a"] * 15, ".\n\n"]
@@ -128,12 +131,12 @@ def test_what_is_reserved_suffices_for_ordinary_steps(workers, layout):
     assert reserved.num_tokens < 3 * fed + 2 * 600
 
 
-def test_default_settings_run():
+def test_default_settings_run() -> None:
     played = play(hogwild("2+3", TEXT), Scripts(TEXT, Alice=["\\boxed{7}"], reply=["ok", None]))
     assert (played.answer.answer, played.answer.text) == ("7", "ok")
 
 
-def test_closing_the_generator_ends_the_run():
+def test_closing_the_generator_ends_the_run() -> None:
     strategy = hogwild("2+3", TEXT, TeamSettings(), PROMPT)
     assert isinstance(next(strategy), Listen)
     strategy.send(Heard())  # answered with what it reserves; then two steps begun, the first pass

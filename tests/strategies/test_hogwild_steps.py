@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -27,11 +29,11 @@ TEXT = small_text()
 NO_END = EndSettings(finisher=False, reply=False)
 
 
-def run(settings: TeamSettings, **said) -> Played:
+def run(settings: TeamSettings, **said: Sequence[str | int | None]) -> Played:
     return play(hogwild("2+3", TEXT, settings, PROMPT), Scripts(TEXT, **said))
 
 
-def settings(**more) -> TeamSettings:
+def settings(**more: Any) -> TeamSettings:
     return TeamSettings(**{"budget": 12, "check_every": 0, "end": NO_END, **more})
 
 
@@ -56,7 +58,7 @@ def ended(played: Played) -> list[tuple[int, int, int, str]]:
     ],
     ids=["one token", "break token", "two line feeds", "closing marks", "colon", "fence"],
 )
-def test_a_step_ends_once_at_its_end(layout, said):
+def test_a_step_ends_once_at_its_end(layout: str, said: list[str]) -> None:
     tokens = [token for piece in said for token in TEXT.encode(piece)]
     played = run(settings(layout=layout, budget=len(tokens) + 3), Alice=said)
     whole = "".join(said)
@@ -69,7 +71,7 @@ def test_a_step_ends_once_at_its_end(layout, said):
 
 
 @pytest.mark.parametrize("said", [["So", ":\n\n"], ["\n\n"], ["one, ", "\n", "\n"]])
-def test_a_break_after_no_sentence_ends_no_step(said):
+def test_a_break_after_no_sentence_ends_no_step(said: list[str]) -> None:
     assert ended(run(settings(), Alice=said)) == []
 
 
@@ -81,7 +83,9 @@ def test_a_break_after_no_sentence_ends_no_step(said):
         ("contiguous", ("Bob 1", "more to come", "own header", "Alice 1"), "Alice 1"),
     ],
 )
-def test_the_finished_desk_joins_the_history(layout, own_before, own_after):
+def test_the_finished_desk_joins_the_history(
+    layout: str, own_before: tuple[str, ...], own_after: str
+) -> None:
     rows = run(settings(layout=layout), Alice=["So", ".\n\n"]).rows("Alice")
     before, after = rows[1].blocks, rows[2].blocks
     assert before[-len(own_before) :] == own_before
@@ -91,7 +95,7 @@ def test_the_finished_desk_joins_the_history(layout, own_before, own_after):
         assert after[1] == "Alice 1"  # right behind the prompt
 
 
-def test_two_who_finish_in_one_pass_join_in_worker_order():
+def test_two_who_finish_in_one_pass_join_in_worker_order() -> None:
     step = ["So", ".\n\n"]
     played = run(settings(workers=3), Alice=["a", "b"], Bob=step, Carol=step)
     assert ended(played) == [(2, 1, 1, "So."), (2, 2, 1, "So.")]
@@ -100,7 +104,7 @@ def test_two_who_finish_in_one_pass_join_in_worker_order():
     assert later.rows("Alice")[4].blocks[:3] == ("prompt", "Carol 1", "Bob 1")
 
 
-def test_steps_are_numbered_for_each_worker():
+def test_steps_are_numbered_for_each_worker() -> None:
     played = run(settings(), Alice=["a", ".\n\n", "b", ".\n\n", "c"], Bob=["x", "y", ".\n\n"])
     assert [(e.worker, e.step, e.text) for e in played.of(StepBegun)] == [
         (0, 1, "**Alice [1]:**"),
@@ -121,7 +125,7 @@ def test_steps_are_numbered_for_each_worker():
 # -- redundancy checks ---------------------------------------------------------------------------
 
 
-def test_a_check_goes_to_the_next_worker_that_begins_a_step():
+def test_a_check_goes_to_the_next_worker_that_begins_a_step() -> None:
     """Asked after 5 tokens: Alice's step ends at 4, Bob's at 6, Alice's next at 10."""
     played = run(
         settings(check_every=5, budget=8),
@@ -135,32 +139,32 @@ def test_a_check_goes_to_the_next_worker_that_begins_a_step():
     assert TEXT.decode(played.rows("Alice")[5].feed) == ".\n\n**Alice [3]:**"
 
 
-def test_only_one_worker_is_asked():
+def test_only_one_worker_is_asked() -> None:
     step = ["a", "a", ".\n\n"]
     played = run(settings(check_every=4), Alice=step, Bob=step)
     assert [(e.forward_pass, e.worker) for e in played.of(CheckAsked)] == [(3, 0)]
     assert [(s.worker, s.step) for s in played.answer.steps if s.checked] == [(0, 2)]
 
 
-def test_a_check_waits_for_a_step_to_begin():
+def test_a_check_waits_for_a_step_to_begin() -> None:
     played = run(settings(check_every=3, budget=9), Alice=["a"] * 6 + [".\n\n"])
     assert [e.forward_pass for e in played.of(CheckAsked)] == [7]
 
 
-def test_checks_come_again():
+def test_checks_come_again() -> None:
     step = ["a", ".\n\n"]
     played = run(settings(workers=1, check_every=3, budget=13), Alice=step * 6)
     assert [e.forward_pass for e in played.of(CheckAsked)] == [4, 8, 12]
 
 
-def test_inserted_words_are_not_counted_as_written():
+def test_inserted_words_are_not_counted_as_written() -> None:
     played = run(settings(workers=1, check_every=4), Alice=["a", ".\n\n", "a", ".\n\n"])
     assert [e.forward_pass for e in played.of(CheckAsked)] == [4]
     assert played.answer.tokens == (12,)
 
 
 @pytest.mark.parametrize("check_every", [0, 1000])
-def test_no_checks(check_every):
+def test_no_checks(check_every: int) -> None:
     played = run(settings(check_every=check_every), Alice=["a", ".\n\n"] * 5)
     assert played.of(CheckAsked) == []
 
@@ -168,7 +172,7 @@ def test_no_checks(check_every):
 # -- words put in a worker's mouth ---------------------------------------------------------------
 
 
-def test_insertions():
+def test_insertions() -> None:
     played = run(
         settings(insertions={(0, 1): " Hi.", (1, 2): " I do #2:", (7, 1): "nobody"}),
         Alice=["a"],
@@ -183,7 +187,7 @@ def test_insertions():
     ]
 
 
-def test_first_words_begin_the_first_step_of_each_worker():
+def test_first_words_begin_the_first_step_of_each_worker() -> None:
     words = replace(PROMPT, first_words=(" I plan:", " I count:"))
     chosen = settings(insertions={(1, 1): " Hi."})
     said = {"Alice": ["a", ".\n\n"], "Bob": ["x"]}
@@ -194,7 +198,7 @@ def test_first_words_begin_the_first_step_of_each_worker():
     assert [e.text for e in alone.of(StepBegun)] == ["**Alice [1]:**"]
 
 
-def test_an_insertion_follows_the_check():
+def test_an_insertion_follows_the_check() -> None:
     played = run(
         settings(workers=1, check_every=1, insertions={(0, 2): " no."}), Alice=["a", ".\n\n"]
     )
@@ -205,7 +209,7 @@ def test_an_insertion_follows_the_check():
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_joining_late(layout):
+def test_joining_late(layout: str) -> None:
     played = run(settings(layout=layout, away=(Away(1, 1, 3),)), Alice=["a"], Bob=["x"])
     assert [one.writers for one in played.passes[:5]] == [
         ("Alice",),
@@ -221,7 +225,7 @@ def test_joining_late(layout):
         assert seen.endswith("\nOthers<..>\nOwn\n\n**Alice [1]:**aa")
 
 
-def test_a_pause():
+def test_a_pause() -> None:
     played = run(settings(away=(Away(0, 3, 4), Away(0, 6, 6))), Alice=["a", "b", "c", "d"])
     present = ["Alice" in one.writers for one in played.passes]
     assert present[:7] == [True, True, False, False, True, False, True]
@@ -231,7 +235,7 @@ def test_a_pause():
     assert TEXT.decode(played.passes[4].row("Bob").context).count("**Alice [1]:**ab<..>") == 1
 
 
-def test_a_pass_without_rows_is_no_pass():
+def test_a_pass_without_rows_is_no_pass() -> None:
     """Where all are away, the one who comes back first writes in the very next pass."""
     both = (Away(0, 3, 5), Away(1, 3, 7))
     played = run(settings(away=both), Alice=["a", "b", "c"])
@@ -247,7 +251,7 @@ def test_a_pass_without_rows_is_no_pass():
     assert TEXT.decode(played.passes[2].row("Alice").feed) == "b"
 
 
-def test_who_is_away_for_good_is_not_waited_for():
+def test_who_is_away_for_good_is_not_waited_for() -> None:
     """Bob has stopped and Alice never comes back: no pass is left to be counted."""
     played = run(
         settings(budget=1000, away=(Away(0, 3, 1000),), end=EndSettings(reply=False)),
@@ -261,7 +265,7 @@ def test_who_is_away_for_good_is_not_waited_for():
     assert played.answer.answer == "7"
 
 
-def test_who_comes_back_in_time_is_waited_for():
+def test_who_comes_back_in_time_is_waited_for() -> None:
     """The control: an absence that ends within the budget, by one pass."""
     played = run(
         settings(budget=1000, away=(Away(0, 3, 999),)),
@@ -272,21 +276,21 @@ def test_who_comes_back_in_time_is_waited_for():
     assert played.passes[4].writers == ("Alice",)
 
 
-def test_a_long_pause_spends_no_budget():
+def test_a_long_pause_spends_no_budget() -> None:
     """By the clock of absences the budget is long over, and both go on to its end."""
     pauses = tuple(Away(i, 3, 11) for i in (0, 1))
     played = run(settings(away=pauses))
     assert (played.answer.finish_reason, played.answer.tokens) == ("budget", (12, 12))
 
 
-def test_nobody_ever_comes():
+def test_nobody_ever_comes() -> None:
     played = run(settings(workers=1, away=(Away(0, 1, 99),)))
     assert (played.answer.finish_reason, played.answer.forward_passes) == ("stopped", 0)
     assert played.answer.tokens == (0,)
     assert played.passes == []
 
 
-def test_nobody_ever_comes_and_the_finisher_reads_the_prompt():
+def test_nobody_ever_comes_and_the_finisher_reads_the_prompt() -> None:
     played = run(
         settings(workers=2, away=(Away(0, 1, 99), Away(1, 1, 99)), end=EndSettings(reply=False)),
         finisher=["7", "}"],
@@ -300,7 +304,7 @@ def test_nobody_ever_comes_and_the_finisher_reads_the_prompt():
 # -- turns ---------------------------------------------------------------------------------------
 
 
-def test_a_worker_ends_its_own_turn_only():
+def test_a_worker_ends_its_own_turn_only() -> None:
     played = run(settings(), Alice=["a", "b", None], Bob=["x", "y", "z"])
     assert [one.writers for one in played.passes[:5]] == [("Alice", "Bob")] * 3 + [("Bob",)] * 2
     assert [(e.forward_pass, e.worker) for e in played.of(WorkerStopped)] == [(3, 0)]
@@ -313,7 +317,7 @@ def test_a_worker_ends_its_own_turn_only():
     assert "**Alice [1]:**ab<..>" in TEXT.decode(played.passes[8].row("Bob").context)
 
 
-def test_all_have_stopped():
+def test_all_have_stopped() -> None:
     played = run(settings(), Alice=["a", None], Bob=["x", ".\n\n", "y", None])
     assert played.answer.finish_reason == "stopped"
     assert played.answer.forward_passes == len(played.passes) == 4
@@ -322,7 +326,7 @@ def test_all_have_stopped():
     assert played.answer.tokens == (1, 3)
 
 
-def test_the_end_of_thinking_ends_a_turn():
+def test_the_end_of_thinking_ends_a_turn() -> None:
     text = small_text(thinking=True)
     said = {"Alice": ["a", text.think_end, "b"]}
     team = hogwild("2+3", text, settings(workers=1), PROMPT)
@@ -334,7 +338,7 @@ def test_the_end_of_thinking_ends_a_turn():
 # -- events --------------------------------------------------------------------------------------
 
 
-def test_events_of_a_run_in_order():
+def test_events_of_a_run_in_order() -> None:
     played = run(
         TeamSettings(budget=9, check_every=2, end=EndSettings(reply_tokens=2)),
         Alice=["a", ".\n\n", "\\boxed{7}"],
@@ -360,7 +364,7 @@ def test_events_of_a_run_in_order():
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_events_tell_every_token(layout):
+def test_events_tell_every_token(layout: str) -> None:
     played = play(
         hogwild("2+3", TEXT, settings(layout=layout, budget=40, workers=3), PROMPT), Dice(TEXT)
     )
@@ -381,7 +385,7 @@ def prepared(strategy: Strategy) -> Strategy:
         try:
             asked = strategy.send(sent)
         except StopIteration as end:
-            return end.value
+            return end.value  # type: ignore[no-any-return]
         if isinstance(asked, Step) and asked.meanwhile is not None:
             asked.meanwhile()
             asked.meanwhile()
@@ -432,7 +436,7 @@ def test_nothing_is_encoded_when_a_step_ends(monkeypatch: pytest.MonkeyPatch) ->
             try:
                 asked = strategy.send(sent)
             except StopIteration as end:
-                return end.value
+                return end.value  # type: ignore[no-any-return]
             if isinstance(asked, StepBegun):
                 left.append(list(encoded))
             sent = yield asked

@@ -5,7 +5,9 @@ The chat template leaves `user` and `assistant` lines in the decoded text; its m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -25,7 +27,7 @@ def run(
     headers: str = "in_context",
     workers: int = 2,
     moves: str = "rotate",
-    **said,
+    **said: Sequence[str | int | None],
 ) -> Played:
     settings = TeamSettings(
         workers=workers,
@@ -42,10 +44,10 @@ def read(played: Played, writer: str) -> list[str]:
     return [TEXT.decode(row.context) for row in played.rows(writer)]
 
 
-SAID = {"Alice": ["a", ".\n\n", "b", "c"], "Bob": ["x", "y", ".", "\n", "\n", "z"]}
+SAID: dict[str, Any] = {"Alice": ["a", ".\n\n", "b", "c"], "Bob": ["x", "y", ".", "\n", "\n", "z"]}
 
 
-def test_combined():
+def test_combined() -> None:
     played = run("combined", 7, **SAID)
     others, own = "\nOthers", "\nOwn"
     done = START + "\n\n**Alice [1]:**a"  # once Alice's first step is in the history
@@ -84,13 +86,13 @@ def test_combined():
     )
 
 
-def test_combined_keeps_all_workers_at_one_position():
+def test_combined_keeps_all_workers_at_one_position() -> None:
     played = run("combined", 7, **SAID)
     for one in played.passes[:7]:
         assert len({len(row.context) for row in one.rows if row.writer in ("Alice", "Bob")}) == 1
 
 
-def test_contiguous():
+def test_contiguous() -> None:
     played = run("contiguous", 4, **SAID)
     assert read(played, "Alice") == [
         START + "\n\n**Bob [1]:**<..>\nOwn\n\n**Alice [1]:**",
@@ -110,7 +112,7 @@ def test_contiguous():
     )
 
 
-def test_interleaved():
+def test_interleaved() -> None:
     played = run("interleaved", 7, **SAID)
     own, done = "\nOwn", START + "\n\n**Alice [1]:**a"
     assert read(played, "Alice")[:4] == [
@@ -130,7 +132,7 @@ def test_interleaved():
     ]
 
 
-def test_one_worker_reads_the_words_of_one():
+def test_one_worker_reads_the_words_of_one() -> None:
     start = START.replace("Alice and Bob", "Alone")
     played = run("combined", 2, workers=1, Alice=["a"])
     assert read(played, "Alice") == [
@@ -139,7 +141,7 @@ def test_one_worker_reads_the_words_of_one():
     ]
 
 
-def test_five_workers_read_each_other_in_ascending_order():
+def test_five_workers_read_each_other_in_ascending_order() -> None:
     played = run("combined", 2, workers=5)
     names = PROMPT.team(5)
     assert names[:4] == ("Alice", "Bob", "Carol", "Dave")
@@ -150,7 +152,7 @@ def test_five_workers_read_each_other_in_ascending_order():
         assert list(played.rows(name)[1].blocks) == [*expected, "own header", f"{name} 1"]
 
 
-def test_everything_is_written_in_the_first_pass():
+def test_everything_is_written_in_the_first_pass() -> None:
     opening = run("combined", 1, **SAID).passes[0]
     assert [row.blocks for row in opening.rows[:4]] == [
         ("prompt",),
@@ -171,7 +173,7 @@ def test_everything_is_written_in_the_first_pass():
 
 
 @pytest.mark.parametrize("layout", ["combined", "interleaved"])
-def test_a_finished_step_is_encoded_again_where_it_now_stands(layout):
+def test_a_finished_step_is_encoded_again_where_it_now_stands(layout: str) -> None:
     """In the pass after its end it is fed behind the prompt and the history; nobody else reads more."""
     played = run(layout, 7, moves="reencode", **SAID)
     turned = run(layout, 7, **SAID)
@@ -188,15 +190,15 @@ def test_a_finished_step_is_encoded_again_where_it_now_stands(layout):
     assert played.rows("Alice")[5].frozen[1:3] == (True, False)  # Bob's is being written
 
 
-def test_two_steps_that_end_together_are_encoded_again_in_their_order():
-    said = {"Alice": ["a", ".\n\n"], "Bob": ["x", ".\n\n"]}
+def test_two_steps_that_end_together_are_encoded_again_in_their_order() -> None:
+    said: dict[str, Any] = {"Alice": ["a", ".\n\n"], "Bob": ["x", ".\n\n"]}
     played = run("combined", 4, moves="reencode", **said)
     rows = [row for row in played.passes[2].rows if row.writer is None]
     alice, bob = "\n\n**Alice [1]:**a", "\n\n**Bob [1]:**x"
     assert [TEXT.decode(row.context) for row in rows] == [START + alice, START + alice + bob]
 
 
-def test_headers_encoded_alone():
+def test_headers_encoded_alone() -> None:
     played = run("combined", 2, headers="alone", **SAID)
     assert [row.blocks for row in played.passes[0].rows[:4]] == [
         ("prompt",),
@@ -207,7 +209,7 @@ def test_headers_encoded_alone():
     assert read(played, "Alice") == read(run("combined", 2, **SAID), "Alice")
 
 
-def test_later_passes_feed_the_newest_token_alone():
+def test_later_passes_feed_the_newest_token_alone() -> None:
     played = run("combined", 7, **SAID)
     assert played.passes[1].writers == ("Alice", "Bob")
     assert len(played.passes[1].rows) == 2
@@ -223,7 +225,7 @@ def test_later_passes_feed_the_newest_token_alone():
     ]
 
 
-def test_a_prompt_may_leave_texts_empty():
+def test_a_prompt_may_leave_texts_empty() -> None:
     """Headers and markers are the user's to choose; one that is empty takes no row."""
     bare = replace(PROMPT, others_header="", own_header="", more_to_come="", past_header="")
     settings = TeamSettings(budget=2, check_every=0)

@@ -199,7 +199,7 @@ def holding(strategy: Strategy, held: list[int]) -> Strategy:
         try:
             asked = strategy.send(sent)
         except StopIteration as end:
-            return end.value
+            return end.value  # type: ignore[no-any-return]
         if isinstance(asked, Step):
             blocks = {block for row in asked.rows for block in row.view.blocks}
             fed = sum(len(row.feed) for row in asked.rows)
@@ -212,7 +212,9 @@ def test_no_method_holds_more_than_it_has_reserved(method: Method, number: int) 
     """Of whatever size its parts are, and if nothing ends by itself."""
     luck = random.Random(number)
     settings = method.settings(budget=(10, 30, 100, 30)[number])
-    sizes = {name: luck.choice((2, 4, 8)) for name in _SIZES if hasattr(settings, name)}
+    sizes: dict[str, Any] = {
+        name: luck.choice((2, 4, 8)) for name in _SIZES if hasattr(settings, name)
+    }
     end = replace(settings.end, reply_tokens=8, finisher_tokens=6)
     settings = replace(settings, **sizes, end=end)
     prompt, text, held = getattr(Prompts(), method.prompt), small_text(), list[int]()
@@ -234,9 +236,11 @@ def test_completions_hold_no_more_than_they_have_reserved(rows: int, samples: in
     assert max(held) <= max(one.num_tokens for one in played.reserved)
 
 
-def told(strategy) -> list:
+def told(strategy: Strategy) -> list[Any]:
     """All that a strategy asks and reports, if every token is answered by a letter in turn."""
-    seen, tokens, letters = [], None, TEXT.encode("abc. #:\n")
+    seen: list[Any] = []
+    tokens: Sent = None
+    letters = TEXT.encode("abc. #:\n")
     try:
         while True:
             asked = strategy.send(tokens)

@@ -31,7 +31,7 @@ from tests.text.small_tokenizers import byte_level
 ONE = "<guideline><plan>1: a</plan></guideline>"
 TWO = "<guideline><plan>1: a</plan><plan>2: b</plan></guideline>"
 HEADERS = "\n<step>\n1:", "\n<step>\n2:"
-NESTED = {
+NESTED: dict[str, Any] = {
     "writer": [TWO, "So 3.", None],
     "part 1": [f"u{TWO}", "v</step>"],
     "part 2": ["w" * 150, "</step>"],
@@ -96,7 +96,7 @@ def test_the_account_of_nested_parts() -> None:
 
 
 def test_a_name_that_says_where_it_belongs_is_not_said_twice() -> None:
-    said = {
+    said: dict[str, Any] = {
         "writer": [ONE, None],
         "part 1": ["<guideline><plan>1.1: a</plan><plan>2: b</plan></guideline>", "</step>"],
         "part 2": ["</step>"],
@@ -151,7 +151,11 @@ def test_a_fork_that_is_refused_says_why(profile: str, said: str, budget: int, r
 
 
 def test_a_part_of_a_profile_without_levels_does_not_part() -> None:
-    said = {"writer": ["<Parallel>", None], "part 1": ["<Parallel></Path>"], "part 2": ["</Path>"]}
+    said: dict[str, Any] = {
+        "writer": ["<Parallel>", None],
+        "part 1": ["<Parallel></Path>"],
+        "part 2": ["</Path>"],
+    }
     _, played = run(said, "parallel-r1")
     assert refused(played) == [(1, "the fork is 2 deep, and parallel-r1 forks 1 deep at most")]
     assert not played.rows("part 3")
@@ -160,7 +164,9 @@ def test_a_part_of_a_profile_without_levels_does_not_part() -> None:
 def test_all_workers_together_write_no_more_than_the_run_may() -> None:
     text = text_of("npr")
     spent = len(text.markup(TWO))
-    cut = {name: said for name, said in NESTED.items() if name in ("writer", "part 2")}
+    cut: dict[str, Any] = {
+        name: said for name, said in NESTED.items() if name in ("writer", "part 2")
+    }
     _, played = run({**cut, "part 1": ["a" * 200]}, run_tokens=spent + 21)
     assert sum(played.answer.tokens) == spent + 20, "two more would be one too many"
     assert played.answer.finish_reason == "budget"
@@ -272,6 +278,7 @@ def test_snapshots_are_the_answers_of_smaller_budgets(join: str) -> None:
         deepest = max([deepest, *(e.name.count("/") for e in plain.of(WorkerJoined))])
         workers = max(workers, len(plain.answer.tokens))
         (reserved,) = plain.reserved
+        assert settings.run_tokens is not None
         assert sum(plain.answer.tokens) <= settings.run_tokens
         assert plain.longest_view <= reserved.num_tokens
     assert len(answers) > 2

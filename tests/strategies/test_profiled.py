@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken
@@ -31,7 +33,7 @@ def text_of(name: str, special: bool = False) -> Text:
 class Marked(Scripts):
     """Scripts in which marks are tokens."""
 
-    def __init__(self, text: Text, **pieces: list[str | int | None]) -> None:
+    def __init__(self, text: Text, **pieces: Sequence[str | int | None]) -> None:
         super().__init__(text)
         for writer, said in pieces.items():
             line = self.lines[writer] = deque()
@@ -39,7 +41,7 @@ class Marked(Scripts):
                 line.extend([min(text.eos)] if piece is None else text.markup(str(piece)))
 
 
-def run(name: str, budget: int = 2000, **said: list[str | int | None]) -> tuple[Text, Played]:
+def run(name: str, budget: int = 2000, **said: Sequence[str | int | None]) -> tuple[Text, Played]:
     text = text_of(name)
     parts = {writer.replace("_", " "): lines for writer, lines in said.items()}
     settings = ProfileSettings(profile=name, budget=budget, end=NO_END, part_tokens=20)
@@ -94,6 +96,7 @@ def test_npr_does_not_fork_where_too_little_is_left() -> None:
 
 
 def test_plans_are_read_behind_the_last_guideline_and_may_be_nested_numbers() -> None:
+    parts: dict[str, Any] = {f"part_{n}": [f"p{n}</step>"] for n in range(1, 5)}
     text, played = run(
         "npr",
         writer=[
@@ -101,7 +104,7 @@ def test_plans_are_read_behind_the_last_guideline_and_may_be_nested_numbers() ->
             "Then<guideline><plan>2.1: c</plan><plan> 2.2 : d</plan><plan>2.1: c</plan></guideline>",
             None,
         ],
-        **{f"part_{n}": [f"p{n}</step>"] for n in range(1, 5)},
+        **parts,
     )
     headers = [text.decode(played.rows(f"part {n}")[0].feed) for n in (3, 4)]
     assert headers == ["\n<step>\n2.1:", "\n<step>\n2.2:"]
@@ -134,7 +137,7 @@ def test_parallel_r1_has_two_paths_with_luck_of_their_own(name: str) -> None:
 
 
 def test_parallel_r1_forks_four_times_at_most() -> None:
-    paths = {f"part_{n}": ["x</Path>"] for n in range(1, 13)}
+    paths: dict[str, Any] = {f"part_{n}": ["x</Path>"] for n in range(1, 13)}
     _, played = run("parallel-r1", writer=["<Parallel>" * 6, None], **paths)
     assert played.rows("part 8")
     assert not played.rows("part 9")

@@ -65,9 +65,15 @@ ASKED: dict[str, Any] = {
 
 
 def test_every_setting_reaches_its_place() -> None:
-    given = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "min_tokens": 3}
+    given: dict[str, Any] = {
+        "temperature": 0.7,
+        "top_k": 5,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "min_tokens": 3,
+    }
     given |= {"frequency_penalty": 0.5, "presence_penalty": -0.5, "repetition_penalty": 1.2}
-    told = {"logprobs": 2, "logit_bias": {7: -100.0, 8: 1.5}}
+    told: dict[str, Any] = {"logprobs": 2, "logit_bias": {7: -100.0, 8: 1.5}}
     found = settings_of(
         request(**given, **ASKED, n=2, max_tokens=7, stop="END", seed=4, user="anna"), DEFAULTS
     )
@@ -89,7 +95,9 @@ def test_every_setting_reaches_its_place() -> None:
 def test_what_is_left_out_has_its_default() -> None:
     expected = SharedSettings(max_tokens=77, seed=3, choice=Choice(temperature=0.5))
     assert settings_of(request(), DEFAULTS) == expected
-    nothing = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "n", "max_tokens", "seed"))
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("temperature", "top_k", "top_p", "min_p", "n", "max_tokens", "seed")
+    )
     assert settings_of(request(**nothing), DEFAULTS) == expected
     assert choice_of(request(temperature=0), DEFAULTS) == Choice(), "0 says something"
     assert settings_of(request(seed=0), DEFAULTS).seed == 0

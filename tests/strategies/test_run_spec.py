@@ -216,7 +216,7 @@ def test_what_makes_no_run_is_refused() -> None:
         ({"earlier": ("x",)}, "a list of messages was expected"),
     ):
         with pytest.raises(InvalidRequest, match=said):
-            replace(whole, **wrong)  # type: ignore[arg-type]
+            replace(whole, **wrong)
 
 
 @pytest.mark.parametrize("header", [{}, {"method": None}, {"method": "race"}])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from manyhands.cache.step import Choice
@@ -15,19 +18,25 @@ from manyhands.strategies.events import (
 )
 from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import EndSettings, SoloSettings
-from tests.strategies.driver import PROMPT, Dice, Played, Scripts, play, small_text
+from manyhands.text import Text
+from tests.strategies.driver import PROMPT, Dice, Played, Scripts, SeenRow, play, small_text
 from tests.text.small_tokenizers import byte_level
 
 TEXT, THINKER = small_text(), small_text(thinking=True)
 START = "user\nAlone: 2+3\nassistant\n"
 
 
-def run(settings: SoloSettings | None = None, text=TEXT, context=None, **said) -> Played:
+def run(
+    settings: SoloSettings | None = None,
+    text: Text = TEXT,
+    context: int | None = None,
+    **said: Sequence[str | int | None],
+) -> Played:
     strategy = sequential("2+3", text, settings, PROMPT, context=context)
     return play(strategy, Scripts(text, **said))
 
 
-def test_it_is_ordinary_decoding():
+def test_it_is_ordinary_decoding() -> None:
     played = run(SoloSettings(budget=4), writer=["a", "b", "c", "d"])
     reads = [TEXT.decode(row.context) for row in played.rows("writer")[:4]]
     assert reads == [START, START + "a", START + "ab", START + "abc"]
@@ -40,7 +49,7 @@ def test_it_is_ordinary_decoding():
     assert played.answer.forward_passes == 4
 
 
-def test_the_model_ends_its_turn():
+def test_the_model_ends_its_turn() -> None:
     played = run(writer=["It is ", "\\boxed{7}", ".", None, "never"])
     answer = played.answer
     assert (answer.answer, answer.finish_reason) == ("7", "answer")
@@ -51,20 +60,20 @@ def test_the_model_ends_its_turn():
     assert [(s.worker, s.step, s.text) for s in answer.steps] == [(0, 1, "It is \\boxed{7}.")]
 
 
-def test_the_last_box_counts():
+def test_the_last_box_counts() -> None:
     played = run(writer=["\\boxed{7}", " no, ", "\\boxed{8", "}", None])
     assert played.answer.answer == "8"
     assert [e.answer for e in played.of(AnswerFound)] == ["7", "8"]
 
 
-def test_a_turn_without_an_answer_asks_the_finisher():
+def test_a_turn_without_an_answer_asks_the_finisher() -> None:
     played = run(writer=["no idea", None], finisher=["4", "}"])
     assert (played.answer.answer, played.answer.finish_reason) == ("4", "stopped")
     assert TEXT.decode(played.rows("finisher")[0].context) == START + "no idea\nFinal \\boxed{"
     assert played.answer.text == "no idea"
 
 
-def test_at_the_budget_the_finisher_reads_the_newest_token_too():
+def test_at_the_budget_the_finisher_reads_the_newest_token_too() -> None:
     played = run(SoloSettings(budget=3), writer=["a", "b", "c"], finisher=["4", "}"])
     rows = played.rows("finisher")
     assert TEXT.decode(rows[0].context) == START + "abc\nFinal \\boxed{"
@@ -76,12 +85,12 @@ def test_at_the_budget_the_finisher_reads_the_newest_token_too():
     assert played.of(AnswerFound) == [AnswerFound(3, None, "4")]
 
 
-def test_no_finisher_when_there_is_an_answer():
+def test_no_finisher_when_there_is_an_answer() -> None:
     played = run(SoloSettings(budget=3), writer=["a", "\\boxed{7}", "c"])
     assert (played.answer.answer, played.answer.extra_passes) == ("7", 0)
 
 
-def test_without_a_finisher():
+def test_without_a_finisher() -> None:
     end = EndSettings(finisher=False)
     played = run(SoloSettings(budget=3, snapshots=(2,), end=end), writer=["a", "b", "c"])
     assert played.answer.answer is None
@@ -90,7 +99,7 @@ def test_without_a_finisher():
     assert played.of(Snapshot) == [Snapshot(2, None)]
 
 
-def test_all_encoded_anew():
+def test_all_encoded_anew() -> None:
     end = EndSettings(reencode=True)
     played = run(SoloSettings(budget=2, end=end), writer=["a", "b"], finisher=["4", "}"])
     first = played.rows("finisher")[0]
@@ -99,7 +108,7 @@ def test_all_encoded_anew():
     assert played.answer.answer == "4"
 
 
-def test_what_follows_the_thinking_is_the_reply():
+def test_what_follows_the_thinking_is_the_reply() -> None:
     said = ["let me see", THINKER.think_end, "It", " is ", "\\boxed{7}", None]
     played = run(text=THINKER, writer=said)
     assert played.answer.text == "It is \\boxed{7}"
@@ -108,14 +117,14 @@ def test_what_follows_the_thinking_is_the_reply():
     assert played.answer.finish_reason == "answer"
 
 
-def test_a_thinking_that_never_closes():
+def test_a_thinking_that_never_closes() -> None:
     played = run(SoloSettings(budget=3), text=THINKER, writer=["a", "b", "c"], finisher=["4", "}"])
     assert played.of(ReplyWritten) == []
     assert played.answer.text == "4"  # an unfinished thinking is no reply
     assert played.answer.steps[0].text == "abc"
 
 
-def test_a_snapshot_takes_a_box_that_stands_there():
+def test_a_snapshot_takes_a_box_that_stands_there() -> None:
     settings = SoloSettings(budget=9, snapshots=(1, 3))
     played = run(settings, writer=["a", "\\boxed{7}"], finisher=["4", "}"])
     assert played.answer.snapshots == {1: "4", 3: "7"}
@@ -123,13 +132,13 @@ def test_a_snapshot_takes_a_box_that_stands_there():
 
 
 @pytest.mark.parametrize("room", range(30))
-def test_it_stops_in_time_for_its_ending(room):
+def test_it_stops_in_time_for_its_ending(room: int) -> None:
     end = EndSettings(finisher_tokens=5, reply_tokens=1)
     settings = SoloSettings(budget=500, end=end)
     dice = Dice(TEXT, boxes=0, ends=0)
     letter, closing = TEXT.encode("a")[0], TEXT.encode("}")[0]
 
-    def predict(row) -> int:
+    def predict(row: SeenRow) -> int:
         token = dice(row)
         return letter if token == closing else token
 
@@ -142,7 +151,7 @@ def test_it_stops_in_time_for_its_ending(room):
     assert context - 12 < played.longest_view <= context
 
 
-def test_a_model_without_a_template():
+def test_a_model_without_a_template() -> None:
     text = type(TEXT)(byte_level(template=None))
     played = play(
         sequential("2+3", text, SoloSettings(budget=2), PROMPT), Scripts(text, writer=["a"])
@@ -150,7 +159,7 @@ def test_a_model_without_a_template():
     assert text.decode(played.rows("writer")[1].context) == "Alone: 2+3\n\na"
 
 
-def test_draws_are_seeded():
+def test_draws_are_seeded() -> None:
     def draws(seed: int, name: str = "writer") -> list[float]:
         settings = SoloSettings(budget=6, choice=Choice(temperature=1.0), seed=seed)
         return [row.choice.draw for row in run(settings).rows(name)]
@@ -161,7 +170,7 @@ def test_draws_are_seeded():
     assert draws(1, "finisher") == draws(1, "finisher") != draws(1)[:64]
 
 
-def test_memory_reserved_covers_the_run():
+def test_memory_reserved_covers_the_run() -> None:
     played = run(SoloSettings(budget=40))
     fed = sum(len(row.feed) for one in played.passes for row in one.rows)
     assert fed <= played.reserved[0].num_tokens
@@ -177,6 +186,6 @@ def test_memory_reserved_covers_the_run():
         ),
     ],
 )
-def test_settings_out_of_range(setting, expected):
+def test_settings_out_of_range(setting: dict[str, Any], expected: str) -> None:
     with pytest.raises(InvalidRequest, match=expected):
         SoloSettings(**setting)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -29,7 +31,7 @@ PROMPT = SkeletonPrompt(rules="Q: {question}", finisher="\nFinal \\boxed{")
 NO_END = EndSettings(finisher=False)
 START = "user\nQ: who\nassistant\n"
 OUTLINE = START + "1. wind\n2. sun\n3. rain"
-SAID: dict[str, list[str | int | None]] = {
+SAID: dict[str, Sequence[str | int | None]] = {
     "writer": [" wind\n2. sun\n3. rain\n\n", "So \\boxed{7}", None],
     "point_1": ["It blows.", None],
     "point_2": ["Hot\n\n### Point 3"],
@@ -52,7 +54,7 @@ def run(
     text: Text = TEXT,
     prompt: SkeletonPrompt = PROMPT,
     context: int | None = None,
-    **said: list[str | int | None],
+    **said: Sequence[str | int | None],
 ) -> Played:
     settings = settings or SkeletonSettings(end=NO_END, budget=120)
     strategy = skeleton("who", text, boxed(settings), prompt, context=context)
@@ -155,7 +157,7 @@ def test_points_are_dealt_in_turn() -> None:
 
 
 def test_two_workers_take_three_points_without_losing_a_pass() -> None:
-    said = {**SAID, "point_3": ["wet", None]}
+    said: dict[str, Any] = {**SAID, "point_3": ["wet", None]}
     played = run(SkeletonSettings(workers=2, end=NO_END), **said)
     who = [tuple(w for w in one.writers if w != "writer") for one in played.passes]
     first = next(i for i, names in enumerate(who) if names)
@@ -220,7 +222,7 @@ def test_points_beyond_the_most_are_left_to_the_main_line() -> None:
     ],
 )
 def test_an_outline_ends_with_an_empty_line_or_the_turn(
-    pieces: list[str | int | None], outline: str
+    pieces: Sequence[str | int | None], outline: str
 ) -> None:
     played = run(writer=[*pieces, "So", None], point_1=[None], point_2=[None])
     assert starts(played, "point 2") == START + outline + HEADINGS[2]
@@ -247,7 +249,11 @@ def test_a_short_form_for_a_small_model() -> None:
         join="\n==",
         finisher="\\boxed{",
     )
-    said = {"writer": ["1) a\n2) b==", "ab", None], "point_1": ["x\n"], "point_2": ["y", None]}
+    said: dict[str, Any] = {
+        "writer": ["1) a\n2) b==", "ab", None],
+        "point_1": ["x\n"],
+        "point_2": ["y", None],
+    }
     played = run(prompt=prompt, **said)
     assert played.answer.text == "1) a: x\n2) b: y\n==ab"
     assert TEXT.decode(played.passes[-1].row("writer").context) == (
@@ -264,7 +270,7 @@ def test_a_short_form_for_a_small_model() -> None:
         [" one long line " * 6, None],  # no empty line in time
     ],
 )
-def test_without_an_outline_it_is_ordinary_decoding(pieces: list[str | int | None]) -> None:
+def test_without_an_outline_it_is_ordinary_decoding(pieces: Sequence[str | int | None]) -> None:
     """Nothing is lost: every token that was written is read, in order, and once."""
     settings = SkeletonSettings(outline_tokens=40, budget=120, end=NO_END)
     played = run(settings, writer=pieces)
@@ -301,7 +307,10 @@ def test_a_list_that_comes_too_late_is_text() -> None:
 def test_all_stages_may_be_thoughts() -> None:
     text = small_text(thinking=True)
     end = text.think_end
-    said = {**SAID, "writer": [" wind\n2. sun\n\n", "So", end, "It is \\boxed{7}.", None]}
+    said: dict[str, Any] = {
+        **SAID,
+        "writer": [" wind\n2. sun\n\n", "So", end, "It is \\boxed{7}.", None],
+    }
     said["point_1"] = ["It blows.", end]
     played = run(text=text, **said)
     assert played.answer.text == "It is \\boxed{7}."
@@ -311,14 +320,33 @@ def test_all_stages_may_be_thoughts() -> None:
 
 def test_an_outline_may_follow_the_thoughts() -> None:
     text = small_text(thinking=True)
-    said = {**SAID, "writer": ["Hm.\n\nHm", text.think_end, *SAID["writer"]]}
+    said: dict[str, Any] = {**SAID, "writer": ["Hm.\n\nHm", text.think_end, *SAID["writer"]]}
     said["writer"][2] = "1. wind\n2. sun\n\n"
     played = run(text=text, prompt=replace(PROMPT, opening=""), **said)
     assert [e.name for e in played.of(WorkerJoined)] == ["wind", "sun"]
     assert played.answer.answer == "7"
     assert "Hm" not in played.answer.text
     assert [step.text for step in played.answer.steps[:2]] == ["Hm.\n\nHm", "1. wind\n2. sun"]
-    assert [e.step for e in played.of(StepEnded) if not e.worker] == [1, 2]  # type: ignore[attr-defined]
+    assert [e.step for e in played.of(StepEnded) if not e.worker] == [1, 2]
+
+
+def test_an_outline_may_follow_thoughts_that_the_model_has_opened_by_itself() -> None:
+    text = small_text()
+    outline = "1. wind\n2. sun\n\n"
+    writer = ["Hm. " * 9, text.think_end, outline, *SAID["writer"][1:]]
+    points = {name: words for name, words in SAID.items() if name != "writer"}
+    settings = SkeletonSettings(end=NO_END, budget=120, outline_tokens=40)
+    played = run(settings, text, replace(PROMPT, opening=""), None, writer=writer, **points)
+    assert [e.name for e in played.of(WorkerJoined)] == ["wind", "sun"]
+    (first, *_) = (e.text for e in played.of(StepEnded) if not e.worker)
+    assert first == played.answer.steps[0].text == "Hm. " * 9 + "1. wind\n2. sun"
+
+
+def test_the_end_of_the_outline_does_not_begin_in_the_thinking() -> None:
+    text = small_text(thinking=True)
+    said = ["Hm.\n", text.think_end, "\nIt is 7", None]
+    played = run(text=text, prompt=replace(PROMPT, opening=""), writer=said)
+    assert "".join(e.text for e in played.of(ReplyWritten)) == "\nIt is 7"
 
 
 def test_what_the_reply_begins_with_is_not_taken_for_the_opening() -> None:
@@ -331,7 +359,7 @@ def test_what_the_reply_begins_with_is_not_taken_for_the_opening() -> None:
 
 
 def test_boxes_of_threads_are_not_the_answer() -> None:
-    said = {
+    said: dict[str, Any] = {
         **SAID,
         "point_1": ["\\boxed{8", "}", None],
         "writer": [*SAID["writer"][:1], "So", None],
@@ -349,7 +377,11 @@ def test_boxes_of_threads_are_not_the_answer() -> None:
 def test_the_budget_may_end_it_anywhere(budget: int) -> None:
     """The finisher then reads everything there is, and its passes are not charged."""
     end = EndSettings(finisher_tokens=3)
-    said = {**SAID, "writer": [*SAID["writer"][:1], "So", "a" * 90], "finisher": ["5}"]}
+    said: dict[str, Any] = {
+        **SAID,
+        "writer": [*SAID["writer"][:1], "So", "a" * 90],
+        "finisher": ["5}"],
+    }
     played = run(SkeletonSettings(budget=budget, end=end), **said)
     answer = played.answer
     assert (answer.answer, answer.finish_reason) == ("5", "budget")
@@ -365,7 +397,11 @@ def test_the_budget_may_end_it_anywhere(budget: int) -> None:
 def test_the_context_may_end_it() -> None:
     for context in range(60, 200, 7):
         settings = SkeletonSettings(end=EndSettings(finisher_tokens=3), budget=400)
-        said = {**SAID, "point_2": ["b" * 300], "writer": [*SAID["writer"][:1], "c" * 300]}
+        said: dict[str, Any] = {
+            **SAID,
+            "point_2": ["b" * 300],
+            "writer": [*SAID["writer"][:1], "c" * 300],
+        }
         played = run(settings, context=context, finisher=["5}"], **said)
         assert played.answer.finish_reason == "context"
         assert played.longest_view <= context
@@ -442,4 +478,4 @@ def test_what_is_reserved_is_enough() -> None:
 )
 def test_mistakes(field: str, value: object) -> None:
     with pytest.raises(InvalidRequest, match=field):
-        SkeletonSettings(**{field: value})
+        SkeletonSettings(**{field: value})  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ two runs makes them part ways.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from manyhands.strategies.events import Snapshot
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import Away, EndSettings, SoloSettings, TeamSettings
-from tests.strategies.driver import PROMPT, Dice, Pass, Played, play, small_text
+from tests.strategies.driver import PROMPT, Dice, Pass, Played, SeenRow, play, small_text
 
 TEXT = small_text()
 ASKED = (1, 4, 9, 10, 17, 25)
@@ -35,7 +36,7 @@ def work_of(played: Played, writers: tuple[str, ...]) -> list[Pass]:
     return [one for one in played.passes if set(one.writers) & set(writers)]
 
 
-VARIANTS = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "checks": {"check_every": 9},
     "sampled": {"choice": SAMPLED, "seed": 3},
@@ -49,18 +50,18 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("workers", [1, 2, 5])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_team(layout, workers, variant):
+def test_team(layout: str, workers: int, variant: str) -> None:
     answers = _asked_in_passing(workers, layout=layout, **VARIANTS[variant])
     if variant != "no finisher":
         assert answers - {None}, "the dice never closed a box: the test proves little"
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_team_whose_steps_are_encoded_again(workers):
+def test_a_team_whose_steps_are_encoded_again(workers: int) -> None:
     assert _asked_in_passing(workers, moves="reencode") - {None}
 
 
-def _asked_in_passing(workers, **more):
+def _asked_in_passing(workers: int, **more: Any) -> set[str | None]:
     """All answers of teams at smaller budgets, each what a run of that budget says."""
     base = {"check_every": 0, "end": EndSettings(finisher_tokens=9, reply_tokens=5)}
     settings = TeamSettings(workers=workers, budget=30, **{**base, **more})
@@ -89,9 +90,9 @@ def _asked_in_passing(workers, **more):
 
 @pytest.mark.parametrize("variant", ["plain", "sampled", "encoded anew", "no finisher"])
 @pytest.mark.parametrize("thinking", [False, True])
-def test_one_alone(variant, thinking):
+def test_one_alone(variant: str, thinking: bool) -> None:
     text = small_text(thinking=thinking)
-    base = {"end": EndSettings(finisher_tokens=9)}
+    base: dict[str, Any] = {"end": EndSettings(finisher_tokens=9)}
     settings = SoloSettings(budget=30, **{**base, **VARIANTS[variant]})
 
     def run(problem: str, settings: SoloSettings) -> Played:
@@ -108,14 +109,14 @@ def test_one_alone(variant, thinking):
         assert same == plain.answer
 
 
-def test_passes_of_snapshots_are_extra():
+def test_passes_of_snapshots_are_extra() -> None:
     settings = TeamSettings(
         budget=12, check_every=0, end=EndSettings(finisher_tokens=3, reply=False)
     )
     dice = Dice(TEXT, boxes=0, ends=0)
     closing = TEXT.encode("}")[0]
 
-    def predict(row) -> int:
+    def predict(row: SeenRow) -> int:
         token = dice(row)
         return dice.tokens[0] if token == closing else token
 

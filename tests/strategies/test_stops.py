@@ -35,7 +35,11 @@ END = EndSettings(finisher=False, reply_tokens=60)
 
 
 def _hogwild(end: EndSettings) -> Played:
-    lines = {"Alice": ["One abc.\n\n", None], "Bob": [None], "reply": [f" {REPLY}", None]}
+    lines: dict[str, Any] = {
+        "Alice": ["One abc.\n\n", None],
+        "Bob": [None],
+        "reply": [f" {REPLY}", None],
+    }
     settings = TeamSettings(budget=40, end=end)
     return play(hogwild("q", TEXT, settings, PROMPT), Scripts(TEXT, **lines))
 

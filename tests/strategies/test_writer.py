@@ -16,7 +16,7 @@ from tests.strategies.driver import small_text
 TEXT = small_text()
 
 
-def test_tokens_become_text():
+def test_tokens_become_text() -> None:
     writer = Writer(TEXT, GREEDY, 0, "Alice")
     pieces = [writer.read(token, TEXT.eos) for token in TEXT.encode("né.")]
     assert "".join(pieces) == writer.step_text == "né."
@@ -24,7 +24,7 @@ def test_tokens_become_text():
     assert writer.feed == writer.unread == TEXT.encode(".")
 
 
-def test_a_turns_end_is_neither_text_nor_fed():
+def test_a_turns_end_is_neither_text_nor_fed() -> None:
     writer = Writer(TEXT, GREEDY, 0, "Alice")
     writer.read(TEXT.encode("a")[0], TEXT.eos)
     assert writer.read(min(TEXT.eos), TEXT.eos) == ""
@@ -33,7 +33,7 @@ def test_a_turns_end_is_neither_text_nor_fed():
     assert writer.num_tokens == 1
 
 
-def test_a_character_cut_off_by_the_turns_end_is_not_lost_in_silence():
+def test_a_character_cut_off_by_the_turns_end_is_not_lost_in_silence() -> None:
     writer = Writer(TEXT, GREEDY, 0, "Alice")
     halves = TEXT.encode("数")  # several bytes, none of them text by itself
     assert len(halves) > 1
@@ -41,7 +41,7 @@ def test_a_character_cut_off_by_the_turns_end_is_not_lost_in_silence():
     assert writer.read(min(TEXT.eos), TEXT.eos) == "\ufffd"
 
 
-def test_a_new_step_forgets_the_old_one():
+def test_a_new_step_forgets_the_old_one() -> None:
     writer = Writer(TEXT, GREEDY, 0, "Alice")
     writer.box.push("\\boxed{8")
     assert writer.ends_step(writer.read(TEXT.encode("a")[0], TEXT.eos)) is False
@@ -51,7 +51,7 @@ def test_a_new_step_forgets_the_old_one():
     assert writer.box.push("}") is None
 
 
-def test_rows_carry_the_name_and_a_draw():
+def test_rows_carry_the_name_and_a_draw() -> None:
     view = View([Block()])
     greedy, lucky = (
         Writer(TEXT, c, 1, "Alice") for c in (GREEDY, Choice(temperature=1.0, top_k=3))
@@ -68,7 +68,7 @@ def test_rows_carry_the_name_and_a_draw():
     assert again.row().choice.draw == first.choice.draw
 
 
-def test_the_row_of_a_writer_is_a_row_like_others():
+def test_the_row_of_a_writer_is_a_row_like_others() -> None:
     writer = Writer(TEXT, Choice(temperature=1.0, frequency_penalty=1.0), 0, "Alice")
     writer.begin_step(View((Block(), Block())), (3, 4))
     made = writer.row()
@@ -84,7 +84,7 @@ def test_the_row_of_a_writer_is_a_row_like_others():
         writer.row()
 
 
-def test_what_reads_a_step_may_be_made_ahead():
+def test_what_reads_a_step_may_be_made_ahead() -> None:
     writers = [Writer(TEXT, GREEDY, 0, "Alice") for _ in range(2)]
     told = []
     for writer in writers:

@@ -27,7 +27,10 @@ DATASET = Dataset(
     config="main",
     split="test",
 )
-GOOD = [{"question": "1 + 1?", "answer": "2"}, {"question": "2 + 2?", "answer": 4}]
+GOOD: list[dict[str, Any]] = [
+    {"question": "1 + 1?", "answer": "2"},
+    {"question": "2 + 2?", "answer": 4},
+]
 HINT = "in a clone of manyhands: pip install '.[exam]'"
 
 
@@ -114,7 +117,10 @@ def test_a_bad_byte_is_named(tmp_path: Path) -> None:
 
 
 def test_a_bad_row_of_parquet_is_named(tmp_path: Path) -> None:
-    rows = [{"question": "1?", "answer": "1"}, {"question": "2?", "answer": None}]
+    rows: list[dict[str, Any]] = [
+        {"question": "1?", "answer": "1"},
+        {"question": "2?", "answer": None},
+    ]
     error = refused(parquet(tmp_path / "bad.parquet", rows))
     assert "bad.parquet, row 2 has no 'answer'" in str(error)
     (tmp_path / "torn.parquet").write_bytes(b"PAR1 and then nothing")
@@ -251,7 +257,7 @@ def test_what_datasets_may_say(
 
 
 def test_the_hub_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub.errors import HTTPError
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     no_name = HTTPError("[Errno -2] Name or service not known")
     for error in (no_name, TimeoutError(), ValueError("Unknown scheme for proxy URL")):

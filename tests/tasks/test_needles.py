@@ -11,7 +11,7 @@ from manyhands.errors import InvalidRequest
 from manyhands.tasks.needles import COLOURS, ask, haystack, is_held_out
 
 
-def test_256_questions_over_one_text():
+def test_256_questions_over_one_text() -> None:
     hay = haystack(random.Random(1), 64, 40)
     assert len(hay.needles) == 256
     assert len({needle.question for needle in hay.needles}) == 256
@@ -20,18 +20,20 @@ def test_256_questions_over_one_text():
     assert haystack(random.Random(2), 64, 40) != hay
 
 
-def test_the_text_says_what_the_answers_say():
+def test_the_text_says_what_the_answers_say() -> None:
     hay = haystack(random.Random(3), 20, 30)
     for needle in hay.needles:
         asked = r"What colour (?:is|are) the (\w+) of the dog named (\w+)\? Box the colour\."
-        part, name = re.fullmatch(asked, needle.question).groups()
+        match = re.fullmatch(asked, needle.question)
+        assert match is not None
+        part, name = match.groups()
         (sentence,) = re.findall(rf"The dog named {name} has [^.]*\.", hay.document)
         (found,) = re.findall(rf"\b{part} that (?:is|are) (\w+)", sentence)
         assert found == needle.answer
     assert ask(hay.document, "Why?") == hay.document + "\n\nWhy?"
 
 
-def test_facts_and_other_sentences_are_mixed():
+def test_facts_and_other_sentences_are_mixed() -> None:
     hay = haystack(random.Random(4), 30, 100)
     sentences = re.findall(r"[^.]+\.", hay.document)
     assert len(sentences) == 130
@@ -44,14 +46,14 @@ def test_facts_and_other_sentences_are_mixed():
     assert haystack(random.Random(4), 5, 0).document.count(".") == 5
 
 
-def test_held_out_names_are_never_trained():
+def test_held_out_names_are_never_trained() -> None:
     for held_out in (False, True):
         hay = haystack(random.Random(5), 200, 0, held_out)
         assert len({dog.name for dog in hay.dogs}) == 200
         assert {is_held_out(dog.name) for dog in hay.dogs} == {held_out}
 
 
-def test_what_cannot_be_asked_is_refused():
+def test_what_cannot_be_asked_is_refused() -> None:
     for count in (0, 2001):
         with pytest.raises(InvalidRequest, match=f"a text about {count} dogs"):
             haystack(random.Random(0), count, 5)

@@ -18,7 +18,7 @@ from manyhands.tasks.retrieval import (
 )
 
 
-def test_one_question():
+def test_one_question() -> None:
     asked = retrieval(random.Random(1), 3)
     first, *lines, blank, last = asked.question.split("\n")
     assert first == "Here are 3 students:"
@@ -33,7 +33,7 @@ def test_one_question():
 
 
 @pytest.mark.parametrize("count", [2, 3, 10, 30, MOST_STUDENTS])
-def test_the_text_says_what_the_gold_says(count):
+def test_the_text_says_what_the_gold_says(count: int) -> None:
     for seed in range(60):
         asked = retrieval(random.Random(seed), count)
         found = []
@@ -50,13 +50,13 @@ def test_the_text_says_what_the_gold_says(count):
         assert len({student.name for student in asked.students}) == count
 
 
-def test_mostly_one_or_two_match():
+def test_mostly_one_or_two_match() -> None:
     counts = Counter(len(retrieval(random.Random(seed), 10).gold) for seed in range(600))
     assert set(counts) == {0, 1, 2, 3, 4}
     assert counts[1] > counts[2] > counts[3] > counts[4]
 
 
-def test_held_out_names_are_never_trained():
+def test_held_out_names_are_never_trained() -> None:
     assert not set(STUDENT_NAMES) & set(HELD_OUT_NAMES)
     assert len(HELD_OUT_NAMES) >= 20
     for seed in range(20):
@@ -65,7 +65,7 @@ def test_held_out_names_are_never_trained():
         assert {s.name for s in asked.students} <= set(HELD_OUT_NAMES)
 
 
-def test_what_cannot_be_asked_is_refused():
+def test_what_cannot_be_asked_is_refused() -> None:
     for count in (-1, 0, 1, MOST_STUDENTS + 1):
         with pytest.raises(InvalidRequest, match=f"a list of {count} students"):
             retrieval(random.Random(0), count)

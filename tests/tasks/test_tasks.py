@@ -141,7 +141,7 @@ def test_unknown_names_and_useless_options_are_refused() -> None:
             make_task(name, TaskOptions(kind="hard"))
     for option in ("limit", "count", "sentences"):
         with pytest.raises(InvalidRequest, match=f"{option} is 0; expected 1 or more"):
-            TaskOptions(**{option: 0})
+            TaskOptions(**{option: 0})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dataset", DATASETS.values(), ids=DATASETS)

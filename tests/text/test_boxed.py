@@ -50,24 +50,24 @@ PLACEHOLDERS = [
 
 
 @pytest.mark.parametrize(("text", "answer"), TABLE)
-def test_table(text, answer):
+def test_table(text: str, answer: str | None) -> None:
     assert boxed_answer(text) == answer
 
 
 @pytest.mark.parametrize("content", PLACEHOLDERS)
-def test_a_placeholder_is_no_answer(content):
+def test_a_placeholder_is_no_answer(content: str) -> None:
     assert boxed_answer(rf"\boxed{{{content}}}") is None
     assert boxed_answer(rf"\boxed{{4}} \boxed{{{content}}}") == "4"
 
 
 @pytest.mark.parametrize(("text", "answer"), TABLE)
-def test_the_watch_agrees_character_by_character(text, answer):
+def test_the_watch_agrees_character_by_character(text: str, answer: str | None) -> None:
     watch = BoxWatch()
     answers = [found for char in text if (found := watch.push(char)) is not None]
     assert (answers[-1] if answers else None) == answer
 
 
-def test_the_watch_speaks_when_the_brace_closes():
+def test_the_watch_speaks_when_the_brace_closes() -> None:
     watch = BoxWatch()
     pieces = ["So \\bo", "xed", "{\\frac", "{1}", "{2", "}", "} is", " it \\boxed{}"]
     said = [watch.push(piece) for piece in pieces]
@@ -75,7 +75,7 @@ def test_the_watch_speaks_when_the_brace_closes():
 
 
 @given(st.lists(st.sampled_from(["\\boxed", "{", "}", " ", "a", "x y", "\\{", "\\"]), max_size=14))
-def test_a_piece_is_read_as_its_characters_are(pieces):
+def test_a_piece_is_read_as_its_characters_are(pieces: list[str]) -> None:
     whole, one_by_one = BoxWatch(), BoxWatch()
     for piece in pieces:
         said = whole.push(piece)
@@ -93,7 +93,7 @@ contents = st.recursive(
 
 
 @given(contents, st.text("ab {}\\\n", max_size=8), st.lists(st.integers(0, 40), max_size=5))
-def test_any_balanced_content_comes_back(content, before, cuts):
+def test_any_balanced_content_comes_back(content: str, before: str, cuts: list[int]) -> None:
     text = before.rstrip("\\") + rf" \boxed{{x{content}}}"
     assert boxed_answer(text) == f"x{content}".strip()
     borders = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]

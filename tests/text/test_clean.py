@@ -23,17 +23,17 @@ from manyhands.text import MAX_PROBLEM_CHARS, clean_problem, printable
         ("x" * MAX_PROBLEM_CHARS, "x" * MAX_PROBLEM_CHARS),
     ],
 )
-def test_a_problem_is_cleaned(text, cleaned):
+def test_a_problem_is_cleaned(text: str, cleaned: str) -> None:
     assert clean_problem(text) == cleaned
 
 
 @pytest.mark.parametrize("text", ["", "  \n\t", "\x00\x1b\x07", "\ufeff"])
-def test_a_problem_of_nothing_is_refused(text):
+def test_a_problem_of_nothing_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="expected some text"):
         clean_problem(text)
 
 
-def test_a_problem_too_long_is_refused():
+def test_a_problem_too_long_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"1,000,001 characters, at most 1,000,000"):
         clean_problem("x" * (MAX_PROBLEM_CHARS + 1))
 
@@ -53,12 +53,12 @@ def test_a_problem_too_long_is_refused():
         ("数学 é 👩‍👩‍👧", "数学 é 👩‍👩‍👧"),
     ],
 )
-def test_controls_are_shown_not_obeyed(text, shown):
+def test_controls_are_shown_not_obeyed(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
 @given(st.text(st.characters(), max_size=50))
-def test_anything_becomes_harmless(text):
+def test_anything_becomes_harmless(text: str) -> None:
     shown = printable(text)
     assert len(shown) == len(text)
     assert all(char >= " " or char in "\n\t" for char in shown)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from manyhands.errors import InvalidRequest
@@ -16,7 +18,7 @@ def cuts(text: str, size: int) -> list[str]:
 
 
 @pytest.mark.parametrize("size", range(1, 12))
-def test_the_first_mark_is_found_however_the_text_is_cut(size):
+def test_the_first_mark_is_found_however_the_text_is_cut(size: int) -> None:
     watch, certain = MarkerWatch(["####"]), ""
     for piece in cuts("# a ## b ### c\n####Anna", size):
         if watch.found is None:
@@ -25,7 +27,7 @@ def test_the_first_mark_is_found_however_the_text_is_cut(size):
     assert "Anna".startswith(watch.rest)
 
 
-def test_what_may_become_a_mark_is_held_back_and_no_more():
+def test_what_may_become_a_mark_is_held_back_and_no_more() -> None:
     watch = MarkerWatch(BOTH)
     assert [watch.push(piece) for piece in ("a", "b##", "#", "c", "#")] == [
         "a",
@@ -37,7 +39,7 @@ def test_what_may_become_a_mark_is_held_back_and_no_more():
     assert (watch.pending, watch.found) == ("#", None)
 
 
-def test_the_longer_of_two_marks_wins_where_both_stand():
+def test_the_longer_of_two_marks_wins_where_both_stand() -> None:
     watch = MarkerWatch(BOTH)
     assert watch.push("so ####%%%% and") == "so "
     assert (watch.found, watch.rest) == ("####%%%%", " and")
@@ -46,7 +48,7 @@ def test_the_longer_of_two_marks_wins_where_both_stand():
     assert (watch.found, watch.rest) == ("####", "y####%%%%")
 
 
-def test_a_mark_that_overlaps_itself():
+def test_a_mark_that_overlaps_itself() -> None:
     watch = MarkerWatch(["[[b"])
     assert watch.push("[[") + watch.push("[") + watch.push("b!") == "["
     assert (watch.found, watch.rest) == ("[[b", "!")
@@ -71,7 +73,7 @@ def test_a_mark_that_overlaps_itself():
         ("", None, ""),
     ],
 )
-def test_what_stands_behind_a_marker(size, text, outcome, title):
+def test_what_stands_behind_a_marker(size: int, text: str, outcome: str | None, title: str) -> None:
     reader = TitleReader(PROFILE)
     for piece in cuts(text, size):
         if reader.outcome is None:
@@ -79,7 +81,7 @@ def test_what_stands_behind_a_marker(size, text, outcome, title):
     assert (reader.outcome, reader.title) == (outcome, title)
 
 
-def test_what_a_token_says_beyond_the_title_is_known():
+def test_what_a_token_says_beyond_the_title_is_known() -> None:
     reader = TitleReader(PROFILE)
     reader.push("Anna: is")
     assert reader.rest == " is"
@@ -88,7 +90,7 @@ def test_what_a_token_says_beyond_the_title_is_known():
     assert reader.rest == "\nSo"
 
 
-def test_other_marks():
+def test_other_marks() -> None:
     profile = MarkerProfile("<b>", "=>", "...", "</all>")
     assert (profile.closing, profile.title("x"), profile.between_titles()) == (
         "</all>",
@@ -113,6 +115,8 @@ def test_other_marks():
         {"marker": 4},
     ],
 )
-def test_marks_that_cannot_be_told_apart_are_refused(marks):
+def test_marks_that_cannot_be_told_apart_are_refused(
+    marks: dict[str, Any],
+) -> None:
     with pytest.raises(InvalidRequest):
         MarkerProfile(**marks)

@@ -3,6 +3,7 @@ r"""StepEnd: a break after a sentence ends a step, inside code and formulae it d
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from itertools import pairwise
 
 import pytest
@@ -68,33 +69,33 @@ GOES_ON = [
 ]
 
 
-def ended(pieces) -> int | None:
+def ended(pieces: Iterable[str]) -> int | None:
     """The number of the piece that ended the step."""
     step = StepEnd()
     return next((number for number, piece in enumerate(pieces) if step.push(piece)), None)
 
 
 @pytest.mark.parametrize("text", ENDS)
-def test_ends(text):
+def test_ends(text: str) -> None:
     assert ended([text]) == 0
     assert ended(text) == len(text) - 1
 
 
 @pytest.mark.parametrize("text", GOES_ON)
-def test_goes_on(text):
+def test_goes_on(text: str) -> None:
     assert ended([text]) is None
     assert ended(text) is None
 
 
 @given(st.sampled_from(ENDS + GOES_ON), st.lists(st.integers(0, 60), max_size=6))
-def test_pieces_of_any_size_agree(text, cuts):
+def test_pieces_of_any_size_agree(text: str, cuts: list[int]) -> None:
     borders = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [text[a:b] for a, b in pairwise(borders)]
     assert (ended(pieces) is not None) == (text in ENDS)
 
 
 @given(st.lists(st.text("ab .?:)`~$[]\\\n\u3002\U0001f642é", max_size=9), max_size=12))
-def test_a_piece_is_read_as_its_characters_are(pieces):
+def test_a_piece_is_read_as_its_characters_are(pieces: list[str]) -> None:
     """Words of a line are read at once; nothing of what is known may differ."""
     whole, one_by_one = StepEnd(), StepEnd()
     for piece in pieces:
@@ -109,36 +110,37 @@ def test_a_piece_is_read_as_its_characters_are(pieces):
 
 
 @pytest.mark.parametrize("size", [1, 7, 6001])
-def test_a_long_line_ends_whatever_its_pieces(size):
+def test_a_long_line_ends_whatever_its_pieces(size: int) -> None:
     step, read = StepEnd(), 0
     while not step.push("a" * size):
         read += size
     assert read <= 6000 < read + size
 
 
-def test_two_line_feeds_make_a_break():
+def test_two_line_feeds_make_a_break() -> None:
     assert ended(["It is four.", "\n", "\n"]) == 2
     assert ended(["It is four.\n", "\n"]) == 1
 
 
-def test_the_place_behind_the_break_is_kept():
+def test_the_place_behind_the_break_is_kept() -> None:
     step = StepEnd()
     assert not step.push("It is four.")
-    assert step.end is None
+    end: int | None = step.end
+    assert end is None
     assert step.push(".\n\n\n- and")
     assert step.end == 3
     assert step.push("more")
     assert step.end == 3
 
 
-def test_a_formula_that_nobody_closes_is_forgotten():
+def test_a_formula_that_nobody_closes_is_forgotten() -> None:
     step = StepEnd()
     assert not step.push("My shell says $$ is a number.\n\n")
     assert not step.push("More of it. " * (FORMULA_LIMIT // 12))
     assert step.push("Even more of it. The end.\n\n")
 
 
-def test_the_cost_of_a_piece_does_not_grow():
+def test_the_cost_of_a_piece_does_not_grow() -> None:
     def seconds(step: StepEnd) -> float:
         start = time.perf_counter()
         for _ in range(2_000):
@@ -163,7 +165,7 @@ FIRST = {"an open formula": 2, "an open fence": 2, "a line that never ends": 3}
 
 
 @pytest.mark.parametrize("kind", ENDLESS)
-def test_a_long_step_ends_without_a_sentence(kind):
+def test_a_long_step_ends_without_a_sentence(kind: str) -> None:
     opening, _, line = ENDLESS[kind].rpartition("|")
     step, size = StepEnd(), len(opening)
     assert not step.push(opening)

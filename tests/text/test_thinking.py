@@ -18,7 +18,8 @@ ANALYSIS = "<|start|>assistant<|channel|>analysis<|message|>"
 
 
 def ids(*marks: str) -> set[int]:
-    return set(TEXT.tokenizer.convert_tokens_to_ids(list(marks)))
+    known = TEXT.tokenizer.get_vocab()
+    return {known[mark] for mark in marks}
 
 
 def spelled(prompt: tuple[int, ...]) -> str:
@@ -166,6 +167,14 @@ def test_what_ends_a_turn() -> None:
 )
 def test_the_final_channel_alone_is_the_reply(written: str, thinking: str, reply: str) -> None:
     assert parts(TEXT, TEXT.markup(written))[:2] == (thinking, reply)
+
+
+@pytest.mark.parametrize("name", ["final", " final", "final json", "final<|constrain|>json"])
+def test_a_mark_may_stand_right_behind_the_name_of_a_channel(name: str) -> None:
+    written = f"Hm.<|end|><|start|>assistant<|channel|>{name}<|message|>Four."
+    assert parts(TEXT, TEXT.markup(written))[:2] == ("Hm.", "Four.")
+    written = written.replace("final", "finale")
+    assert parts(TEXT, TEXT.markup(written))[:2] == ("Hm.\n\nFour.", "")
 
 
 def test_a_reply_that_is_begun_goes_on() -> None:

@@ -17,7 +17,7 @@ from manyhands.cli.command import Chosen
 from manyhands.cli.guard import tell
 from manyhands.cli.output import Notes
 from manyhands.cli.threads import take_one, weight_bytes
-from manyhands.errors import InvalidRequest, ModelNotFound
+from manyhands.errors import InvalidRequest
 from manyhands.hub import BUNDLED, exists, is_gguf, is_local, place_of
 from manyhands.model.checkpoint import check_lora, check_place
 from manyhands.model.generation import GENERATION_FILE, about, own_choice
@@ -103,11 +103,6 @@ def sampled(settings: S, model: str, options: Sampling, *, say: bool = True) -> 
 def load_engine(model: str, settings: ModelSettings, notes: Notes) -> tuple[Engine, Text]:
     """The engine for `model`, and the text side of its tokenizer."""
     engine = load_wordless_engine(model, settings, notes)
-    if engine.text is None:
-        raise ModelNotFound(
-            f"the model {model!r} has no tokenizer",
-            hint="put tokenizer.json and tokenizer_config.json into its folder",
-        )
     return engine, engine.text
 
 

@@ -24,7 +24,7 @@ from functools import reduce
 from itertools import chain
 from operator import add
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
@@ -52,7 +52,7 @@ from manyhands.engine.run import Run, RunState
 from manyhands.engine.scheduler import Scheduler
 from manyhands.engine.shelving import Shelving
 from manyhands.engine.speculation import Speculation
-from manyhands.errors import InvalidRequest
+from manyhands.errors import InvalidRequest, ModelNotFound
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.settings import EFFORTS, ModelSettings
 from manyhands.native import build as native
@@ -61,7 +61,7 @@ from manyhands.replay.merged import Merged
 from manyhands.replay.trace import Trace
 from manyhands.schema.lines import Line
 from manyhands.schema.setting import as_found, check_function, check_given, in_brief
-from manyhands.strategies.base import Answer, Strategy
+from manyhands.strategies.base import Answer, AnswerT, Strategy, Work
 from manyhands.strategies.events import Event, UsageCounted
 from manyhands.text import Text, templates
 
@@ -111,9 +111,9 @@ class Engine:
         if isinstance(executor, ModelAdapter):
             executor = LocalExecutor(executor, self.settings)
         self.executor = executor
-        self.text: Text | None = None
+        self._text: Text | None = None
         if tokenizer is not None:
-            self.text = _text_of(tokenizer, self.facts, self.settings, self.prompts)
+            self._text = _text_of(tokenizer, self.facts, self.settings, self.prompts)
         self.pool = PagePool(
             self.facts.num_pages, self.facts.page_size, num_states=self.facts.num_states
         )
@@ -196,6 +196,17 @@ class Engine:
         return self.executor.facts
 
     @property
+    def text(self) -> Text:
+        """The model's tokenizer, and its habits of writing. Raises ModelNotFound for a model without one."""
+        if self._text is None:
+            raise ModelNotFound(
+                f"the model {self.facts.name!r} has no tokenizer; expected one, to read and to write text",
+                hint="Put tokenizer.json and tokenizer_config.json into its folder; "
+                "for a network write Engine(ModelAdapter(network), tokenizer).",
+            )
+        return self._text
+
+    @property
     def about(self) -> list[str]:
         """The choices made for this model on this machine, and their reasons; a sentence each."""
         return [
@@ -264,11 +275,11 @@ class Engine:
         with self.inside:
             return self.executor.replay(merged, rows)
 
-    def run(self, strategy: Strategy) -> Answer:
+    def run(self, strategy: Work[AnswerT]) -> AnswerT:
         """Run a strategy to its end (together with whatever was submitted before)."""
         return self.run_all([strategy])[0]
 
-    def run_all(self, strategies: Iterable[Strategy]) -> list[Answer]:
+    def run_all(self, strategies: Iterable[Work[AnswerT]]) -> list[AnswerT]:
         """Run many strategies, all in the same forward passes; the first error ends them all."""
         given: object = strategies
         if not isinstance(given, Iterable):
@@ -276,10 +287,11 @@ class Engine:
                 f"a {type(given).__name__} was given as strategies; expected a list of them",
                 hint="Write engine.run_all([strategy, ...]).",
             )
-        answers: dict[int, Answer] = {}
+        answers: dict[int, AnswerT] = {}
         with self.inside, closing(run_passes(self, enumerate(strategies))) as passes:
             for each in passes:
-                answers.update({index: run.result() for index, run in each.runs if run.done})
+                ended = {index: run.result() for index, run in each.runs if run.done}
+                answers.update(cast(dict[int, AnswerT], ended))  # as their strategies returned them
         return [answers[index] for index in sorted(answers)]
 
     def stream(self, strategy: Strategy | Run) -> Iterator[Event | Answer]:

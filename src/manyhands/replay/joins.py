@@ -26,7 +26,7 @@ from manyhands.replay.forward import merge_trace
 from manyhands.replay.merged import Merged, merge_passes
 from manyhands.replay.trace import Trace, parse_trace, record
 from manyhands.schema.lines import Line
-from manyhands.strategies.base import Strategy
+from manyhands.strategies.base import AnswerT, Work
 from manyhands.strategies.branches import BRANCH, BranchAnswer, JoinDistance
 from manyhands.strategies.strand import MAIN
 
@@ -34,7 +34,7 @@ from manyhands.strategies.strand import MAIN
 LogitsOf = Callable[[Merged, Sequence[int]], Tensor]
 
 
-def measure_joins(strategy: Strategy, logits_of: LogitsOf) -> Strategy:
+def measure_joins(strategy: Work[AnswerT], logits_of: LogitsOf) -> Work[AnswerT]:
     """`branches`, the same token for token; its answer also says how far each join was off."""
     lines: list[Line] = []
     answer = yield from record(strategy, {}, lines.append)

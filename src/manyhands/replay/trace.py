@@ -36,7 +36,7 @@ from manyhands.errors import BrokenTrace, InvalidRequest
 from manyhands.schema.lines import Format, Line, read_lines
 from manyhands.schema.plain import plain_as
 from manyhands.schema.setting import as_found, check_function, check_given, is_number
-from manyhands.strategies.base import Answer, Asked, Strategy, check_generator
+from manyhands.strategies.base import Answer, AnswerT, Asked, Work, check_generator
 from manyhands.strategies.events import EngineEvent, Event, from_line, to_line
 from manyhands.strategies.listening import ITEMS, Heard, Listen
 
@@ -183,8 +183,8 @@ class Recorder:
 
 
 def record(
-    strategy: Strategy, header: Mapping[str, Any], write: Callable[[Line], None]
-) -> Strategy:
+    strategy: Work[AnswerT], header: Mapping[str, Any], write: Callable[[Line], None]
+) -> Work[AnswerT]:
     """The same strategy, with every line of its trace handed to `write` as it comes about.
 
     What could be written and not be read again is refused: InvalidRequest, in the run, for an event, an answer or a header with a
@@ -203,7 +203,7 @@ def record(
             try:
                 asked = advance()
             except StopIteration as end:
-                answer: Answer = end.value
+                answer: AnswerT = end.value
                 if isinstance(answer, Answer):  # else the engine says what was expected
                     plain = _plain(
                         f"the {type(answer).__name__} of a strategy", type(answer), answer

@@ -14,7 +14,8 @@ What uvicorn leaves to a proxy in front of it:
   taken and forgotten, for as long as a request may take to arrive.
 - A client that shuts its own side behind a whole request, and reads on, as HTTP/1.1 allows. One that is gone looks the same until
   something is sent to it: it answers with a reset, and what is sent next fails. So before an answer begins `100 Continue` is
-  sent, which every client passes over, and again. HTTP/1.0 knows no such words; there a side that is shut is a client that is gone.
+  sent, which every client passes over, and again; within a stream of events, a comment. HTTP/1.0 knows no such words; there a side that
+  is shut is a client that is gone.
 
 Pieces of a stream may be written past the layers of ASGI and h11, which look at each of them again: `piece_writer`, in the
 state of every request too. What that saves stands in docs/log.md.
@@ -29,10 +30,11 @@ from typing import Any, cast
 
 import h11
 from uvicorn.config import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from manyhands.server.failures import Refusal
+from manyhands.server.streams import PING
 
 # States of a client that has sent all that its connection is for; one in another state may still send.
 _SENDS_NO_MORE = frozenset({h11.IDLE, h11.DONE, h11.MUST_CLOSE, h11.CLOSED})
@@ -104,6 +106,7 @@ class Connection(H11Protocol):
         self._patience: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._is_half_shut = False  # by the client
+        self._streaming: RequestResponseCycle | None = None  # the answer that is a stream of events
         self._is_over = False  # the server ends
         self._had_room = True  # when it was made
 
@@ -124,20 +127,21 @@ class Connection(H11Protocol):
     def piece_writer(self) -> Callable[[bytes], Awaitable[None]] | None:
         """A function that sends a piece of the answer whose headers were sent, as a chunk of HTTP/1.1.
 
-        Its end is sent by ASGI as ever. None where an answer is not in chunks: to HEAD, and to HTTP/1.0. The answer
-        must not have a Content-Length.
+        A piece is whole server-sent events. Its end is sent by ASGI as ever. None where an answer is not in chunks: to
+        HEAD, and to HTTP/1.0. The answer must not have a Content-Length.
         """
         cycle = self.cycle
         if cycle is None or not cycle.response_started or cycle.scope["method"] == "HEAD":
             return None
         if self.conn.their_http_version != b"1.1":
             return None
+        self._streaming = cycle
 
         async def write(piece: bytes) -> None:
             if self.flow.write_paused and not cycle.disconnected:
                 await self.flow.drain()
             if piece and not cycle.disconnected:  # an empty chunk would end the answer
-                self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+                self.transport.write(_chunk(piece))
 
         return write
 
@@ -187,12 +191,17 @@ class Connection(H11Protocol):
         return is_read and self.is_answering and not self._own.lingers
 
     def _look_for_client(self, wait: float) -> None:
-        """Send words that mean nothing until the answer begins: to a client that is gone they cannot be sent twice."""
+        """Send words that mean nothing until the answer is complete: to a client that is gone they cannot be sent twice."""
         self._look_no_more()
-        if self.is_answering and not self.cycle.response_started and not self._own.is_closing():
-            self._own.write(_CONTINUE)
-            longer = min(2 * wait, _LONGEST_WAIT)
-            self._looking = self.loop.call_later(wait, self._look_for_client, longer)
+        if not self.is_answering or self._own.is_closing():
+            return
+        has_begun = self.cycle.response_started
+        if has_begun and self.cycle is not self._streaming:  # nothing stands between its bytes
+            return
+        if not self.flow.write_paused:  # else it has words to take
+            self._own.write(_chunk(PING) if has_begun else _CONTINUE)
+        longer = min(2 * wait, _LONGEST_WAIT)
+        self._looking = self.loop.call_later(wait, self._look_for_client, longer)
 
     def on_response_complete(self) -> None:
         """The next request that has come already is answered; a client that sends no more has none else."""
@@ -238,6 +247,10 @@ class Connection(H11Protocol):
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
+
+
+def _chunk(piece: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(piece), piece)
 
 
 def connections_with(request_seconds: float, most: int) -> type[Connection]:

@@ -62,6 +62,8 @@ class _Sample:
     def take(self, event: TokenWritten) -> None:
         is_thought = self.watched.thinking
         self.texts[is_thought] += event.text
+        if event.token in self.watched.ends:  # it is no part of the text
+            return
         self.tokens.append(event.token)
         self.num_thought += is_thought
         self.watched.take(event.token)

@@ -164,7 +164,11 @@ Asked = Step | Reserve | Listen | Event
 Sent = tuple[int, ...] | Heard | None
 """What it is sent: one token per row of a Step, a Heard for a Listen, and None for the others."""
 
-Strategy = Generator[Asked, Sent, Answer]
+Strategy = Generator[Asked, Any, Answer]
+"""A strategy. Which kind of `Sent` a `yield` gives depends on what was asked, and no type says that: so it is Any."""
+
+AnswerT = TypeVar("AnswerT", bound=Answer)
+"""The kind of Answer that a strategy returns, where what is made of the strategy depends on it."""
 
 
 def check_generator(strategy: object) -> None:
@@ -178,4 +182,4 @@ def check_generator(strategy: object) -> None:
 
 T = TypeVar("T")
 Work = Generator[Asked, Sent, T]
-"""Part of a strategy; T is what comes of it."""
+"""Part of a strategy; T is what comes of it. A whole one whose Answer is of a kind of its own, as `Work[Completions]`."""

@@ -21,6 +21,7 @@ Worker 0 is the strand before and after the blocks; branches are workers 1, 2, .
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +33,7 @@ from manyhands.cache.view import Item, View
 from manyhands.prompts.branches import BranchPrompt
 from manyhands.prompts.template import put
 from manyhands.schema.conversation import Conversation, conversation_of
-from manyhands.strategies.base import Answer, Reserve, Strategy, Work
+from manyhands.strategies.base import Answer, Reserve, Work
 from manyhands.strategies.branch_joins import JOINS
 from manyhands.strategies.events import (
     Event,
@@ -98,12 +99,11 @@ def branches(
     prompt: BranchPrompt | None = None,
     *,
     context: int | None = None,
-) -> Strategy:
+) -> Work[BranchAnswer]:
     """The strategy: one strand that parts into branches where the model says so.
 
     Without a `prompt` it speaks the words that the model was trained with (`own_words.py`).
-    `context` is the longest view the model bears; the run stops in time for its answer. The strategy
-    returns a `BranchAnswer`.
+    `context` is the longest view the model bears; the run stops in time for its answer.
     """
     settings, prompt = or_usual(settings, BranchSettings), spoken(prompt, own_words(text).branches)
     return _Run(conversation_of(question), text, settings, prompt, context).play()
@@ -238,6 +238,11 @@ class _Run(ForkRun[_Branch]):
         yield from self.say(self._stop.release())
         self.end_segment()
 
+    def let_go(self) -> str:
+        """The text that is held back, marks left out."""
+        held, self.eraser = self.eraser.rest, MarkEraser(self.profile)
+        return super().let_go() + held
+
     def certain(self, piece: str) -> str:
         """Once there have been enough blocks, marks are only left out of the text."""
         return piece if self.marks else self.eraser.push(piece)
@@ -253,6 +258,7 @@ class _Run(ForkRun[_Branch]):
         """The titles of the open block; none if it turns out to be ordinary text."""
         strand, writer, titles = self.strand, self.writer, self.titles
         reader, title_size, joined_size = TitleReader(self.profile), 0, self._empty_join_size()
+        before = copy.copy(self.watched)
         reader.push(strand.watch.rest)
         while True:
             if reader.outcome == "title":
@@ -262,7 +268,8 @@ class _Run(ForkRun[_Branch]):
                     writer.feed = self._forced(reader)
                     reader, title_size = TitleReader(self.profile), 0
             self.check(max(strand.num_tokens + len(writer.feed) + 1, joined_size))
-            is_broken = writer.stopped or title_size >= self.settings.title_tokens
+            is_broken = writer.stopped or self.has_thought
+            is_broken |= title_size >= self.settings.title_tokens
             is_over = bool(reader.outcome) or is_broken
             self.reader = reader
             if titles or not is_over:  # else it is for `_take_back` to say what this is
@@ -274,11 +281,12 @@ class _Run(ForkRun[_Branch]):
             strand.suspected = (strand.suspected or "") + strand.newest
             title_size += 1
             yield TokenWritten(self.passes, 0, token, "", *self.logprobs)
-            self.thinking = self.watched.thinking
         self.reader, self.titles = None, []
         if not titles:
             yield from self._take_back(reader)
-        elif self.finish_reason:  # no pass is left for the branches
+        elif self.has_thought:  # the mark that closes it goes with the titles
+            self.watched = writer.thinking = before
+        if titles and self.finish_reason:  # no pass is left for the branches
             writer.feed = strand.part()
         return [] if self.finish_reason else titles
 
@@ -298,7 +306,12 @@ class _Run(ForkRun[_Branch]):
     def _take_back(self, reader: TitleReader) -> Work[None]:
         """No title was completed: the text behind the marker is text like any other."""
         self.finish_reason = ""
-        yield from self.say(self.cut(self.certain(self.strand.overlook(reader.words))))
+        certain = self.certain(self.strand.overlook(reader.words))
+        if self.has_thought:
+            certain += self.let_go()
+        yield from self.say(self.cut(certain))
+        if self.strand.watch.found is None:  # else it is for the next block to say
+            yield from self.end_thinking()
         yield from self.look_around()
 
     # -- stage 2: branches -----------------------------------------------------------------------

@@ -12,10 +12,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
 
 from manyhands.cache.logprobs import Logprobs, logprobs_of, part_of
 from manyhands.cache.step import Row, Step
-from manyhands.strategies.base import Answer, Strategy, Work
+from manyhands.strategies.base import Answer, AnswerT, Work
+
+AnswerT_co = TypeVar("AnswerT_co", bound=Answer, covariant=True)
+
+
+class _Course(Protocol[AnswerT_co]):
+    """The four parts of a run, the last of which says which kind of Answer it gives."""
+
+    def begin(self) -> Work[None]: ...
+
+    def work(self) -> Work[None]: ...
+
+    def end(self) -> Work[None]: ...
+
+    def result(self) -> AnswerT_co: ...
 
 
 class CountedRun(ABC):
@@ -27,7 +42,7 @@ class CountedRun(ABC):
         self.logprobs: Sequence[Logprobs | None] = ()  # of the newest pass's tokens, row by row
         self.passes = 0
 
-    def play(self) -> Strategy:
+    def play(self: _Course[AnswerT]) -> Work[AnswerT]:
         """The strategy."""
         yield from self.begin()
         yield from self.work()

@@ -18,16 +18,9 @@ def own_words(text: Text) -> Prompts:
     """
     found: object = text
     if not isinstance(found, Text):
-        without = (
-            ""
-            if found is not None
-            else (
-                " An engine that was given a network has none: write Engine(ModelAdapter(network), tokenizer)."
-            )
-        )
         raise InvalidRequest(
             f"the text of a method is of type {type(found).__name__}; expected the Text of a model",
-            hint=f"Give engine.text.{without}",
+            hint="Give engine.text.",
         )
     prompts: Prompts = text.prompts or Prompts()
     return prompts

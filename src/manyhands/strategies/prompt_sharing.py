@@ -31,7 +31,7 @@ from manyhands.cache.prefixes import Lease, PrefixTree
 from manyhands.cache.step import Row, StandIn, Step
 from manyhands.cache.view import Beginning, Item, View
 from manyhands.errors import InvalidRequest
-from manyhands.strategies.base import Answer, Asked, Reserve, Sent, Strategy, check_generator
+from manyhands.strategies.base import Answer, AnswerT, Asked, Reserve, Sent, Work, check_generator
 from manyhands.strategies.leasing import take_lease
 from manyhands.strategies.settings import SharedSettings, check_tree
 
@@ -40,7 +40,9 @@ _MOST_TOKENS = SharedSettings().prefill  # of a prompt, in one pass
 _UNUSED = 0  # the token of the row that feeds the prompt
 
 
-def share_prompt(strategy: Strategy, tree: PrefixTree, tenant: str | None = None) -> Strategy:
+def share_prompt(
+    strategy: Work[AnswerT], tree: PrefixTree, tenant: str | None = None
+) -> Work[AnswerT]:
     """The same strategy; what `tenant` has in the tree of its prompt is not fed again.
 
     `found` of its answer says how much that was. A strategy that names no prompt stays as it is. Raises InvalidRequest for a
@@ -56,7 +58,7 @@ def share_prompt(strategy: Strategy, tree: PrefixTree, tenant: str | None = None
             try:
                 asked = advance(value)
             except StopIteration as end:
-                answer: Answer = end.value
+                answer: AnswerT = end.value
                 is_answer = isinstance(answer, Answer)  # else the engine says what was expected
                 return answer if shared is None or not is_answer else shared.end(answer)
             sent: Sent = None
@@ -139,7 +141,7 @@ class _SharedPrompt:
         self._follow(rows)
         return tokens
 
-    def end(self, answer: Answer) -> Answer:
+    def end(self, answer: AnswerT) -> AnswerT:
         """Leave the text of these views for others, and say how much was found."""
         for view in self._onward.values():
             self.lease.enter(0, view.blocks[1:])

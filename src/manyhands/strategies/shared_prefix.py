@@ -40,7 +40,7 @@ from manyhands.cache.step import Row
 from manyhands.cache.view import View
 from manyhands.errors import ContextTooLong, InvalidRequest
 from manyhands.schema.setting import in_brief, is_number
-from manyhands.strategies.base import Answer, Reserve, Strategy, Work
+from manyhands.strategies.base import Answer, Reserve, Work
 from manyhands.strategies.counted import CountedRun
 from manyhands.strategies.echo import Echo
 from manyhands.strategies.events import Event, TokenWritten, WorkerStopped
@@ -118,7 +118,7 @@ def shared_prefix(
     *,
     tree: PrefixTree | None = None,
     context: int | None = None,
-) -> Strategy:
+) -> Work[Completions]:
     """The strategy. A prompt is a user's message (in the model's chat template), or tokens as they are.
 
     Its answer is a `Completions`. Raises ContextTooLong for a prompt that leaves no room to write,
@@ -214,7 +214,8 @@ class _Sample:
         self._matcher = matcher
         self._min_tokens = settings.choice.min_tokens
         self._tells = settings.choice.logprobs is not None
-        self._watch = MarkerWatch(settings.stop)
+        self._stop = settings.stop
+        self._watch = MarkerWatch(self._stop)
         self._max_tokens = settings.max_tokens
 
     def begin(self, path: tuple[Block, ...], unshared: tuple[int, ...]) -> None:
@@ -248,12 +249,16 @@ class _Sample:
             context is not None and self.writer.view.num_tokens + 1 > context
         ):
             self.finish_reason = "length"
-        if self.finish_reason and self._watch.found is None:
+        has_thought = self.thinking and not self.watched.thinking
+        if (self.finish_reason or has_thought) and self._watch.found is None:
             certain += self._watch.pending
+            self._watch = MarkerWatch(
+                self._stop
+            )  # none begins in the thinking and ends in the reply
         if self._is_message and not self.thinking and not self.texts[False]:
             certain = certain.lstrip()
         self.texts[self.thinking] += certain
-        if self.thinking and not self.watched.thinking:
+        if has_thought:
             self.thinking_tokens, self.thinking = len(self.tokens), False
         return certain
 

@@ -151,6 +151,8 @@ class _Run(StrandsRun):
             certain = strand.read(token, writer.ends)
             if writer.stopped:
                 certain += strand.watch.pending
+            elif self.has_thought:
+                certain += self.let_go()
             is_over = writer.stopped or strand.watch.found is not None
             titles = self._titles(written + certain) if is_over else []
             while strand.watch.found is not None and not titles:  # an empty line before the list
@@ -161,9 +163,8 @@ class _Run(StrandsRun):
             if titles:
                 yield from self._close(written, titles)
                 return [] if self.finish_reason else titles[: self.settings.max_points]
-            if (
-                self.thinking and not self.watched.thinking
-            ):  # no outline in it; perhaps in the reply
+            # No outline in the thinking, which the model may have opened by itself; perhaps in the reply.
+            if self.has_thought or (token == self.text.think_end and not self.text.channels):
                 yield from self.say(written.removeprefix(self.inserted))
                 written = self.inserted = ""
                 first = writer.num_tokens
@@ -191,8 +192,8 @@ class _Run(StrandsRun):
         unfed = strand.part() if strand.watch.found is not None else self.writer.feed
         self.trunk, self.writer.stopped = Stretch(strand.view.items, unfed), False
         self._segment += written
-        self.end_segment()
-        yield StepEnded(self.passes, 0, self.num_segments, written.strip())
+        said = self.end_segment()
+        yield StepEnded(self.passes, 0, self.num_segments, said)
         headings = (self.prompt.heading(i, title) for i, title in enumerate(titles, 1))
         self.num_fixed += sum(len(self.text.encode(heading)) + SLACK for heading in headings)
         self.num_fixed += strand.view.num_tokens

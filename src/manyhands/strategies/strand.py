@@ -111,6 +111,12 @@ class Strand:
         self.watch = MarkerWatch(self.marks)
         return self.scan(text)
 
+    def let_go(self) -> str:
+        """The text that is held back; no mark begins with it."""
+        held, self.suspected = self.watch.pending, None
+        self.watch = MarkerWatch(self.marks)
+        return held
+
     def part(self) -> tuple[int, ...]:
         """Drop the mark and all behind it; the tokens of the text before it that are not fed."""
         text = self.without_mark()
@@ -243,7 +249,10 @@ class StrandRun(BudgetedRun):
 
     def read_on(self, token: int, told: Logprobs | None = None) -> Work[None]:
         """The strand's newest token, of which `told` was told, has been chosen."""
-        certain = self.cut(self.certain(self.strand.read(token, self.writer.ends)))
+        certain = self.certain(self.strand.read(token, self.writer.ends))
+        if self.has_thought:
+            certain += self.let_go()
+        certain = self.cut(certain)
         if self.writer.stopped:
             certain += self._stop.release()
         yield TokenWritten(self.passes, 0, token, certain, told)
@@ -254,6 +263,15 @@ class StrandRun(BudgetedRun):
     def certain(self, piece: str) -> str:
         """The part of the strand's new text that is text, where marks have no meaning."""
         return piece
+
+    def let_go(self) -> str:
+        """The text that is held back since it may become a mark; none begins in the thinking and ends in the reply."""
+        return "" if self.strand.watch.found is not None else self.strand.let_go()
+
+    @property
+    def has_thought(self) -> bool:
+        """Whether the newest token has ended the thinking."""
+        return self.thinking and not self.watched.thinking
 
     def cut(self, text: str) -> str:
         """The part of the strand's new text that is certain, where a stop text ends the reply."""
@@ -317,7 +335,7 @@ class StrandRun(BudgetedRun):
 
     def end_thinking(self) -> Generator[Event, None, None]:
         """If the newest token has ended the thinking, that is a step, and the reply another."""
-        if self.thinking and not self.watched.thinking:
+        if self.has_thought:
             self.thinking = False
             if said := self.end_segment():
                 yield StepEnded(self.passes, 0, self.num_segments, said)

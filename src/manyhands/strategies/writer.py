@@ -123,7 +123,7 @@ class Writer:
                 self.tally.take(token)
             self.feed = self.unread = (token,)
             told = None if self.thinking is None else self.thinking.take(token)
-            piece = self._decoder.push(token) if told is None else told
+            piece = self._decoder.push(token) if told is None else self._decoder.flush() + told
         self.step_text += piece
         return piece
 

@@ -14,10 +14,11 @@ So the reply begins there with the mark behind the name of its channel, and what
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-_FINAL: Final = "final"
+_FINAL: Final = re.compile(r"\s*final(?![^\s<])")  # a mark may follow at once
 _BETWEEN: Final = "\n\n"  # told between two messages that are thinking
 
 
@@ -84,8 +85,8 @@ class Vocabulary(Protocol):
     eos: frozenset[int]
     reply_end: frozenset[int]
 
-    def decode(self, tokens: list[int], /) -> str:
-        """Their text, without special tokens."""
+    def decode(self, tokens: list[int], /, *, special: bool) -> str:
+        """Their text; `special`: with special tokens."""
 
 
 class ThinkingWatch:
@@ -111,8 +112,10 @@ class ThinkingWatch:
     def take(self, token: int) -> str | None:
         """Take the next token; the text that stands for it, None if that is its own."""
         if self._text_mark is None:
-            self.thinking = self.thinking and token != self._text.think_end
-            return None
+            if not (self.thinking and token == self._text.think_end):
+                return None
+            self.thinking = False
+            return ""
         if token == self._text_mark:
             return self._begin()
         if token in self._text.channels:
@@ -128,8 +131,8 @@ class ThinkingWatch:
         """The text of a message begins; what is told before it."""
         if self._name is None:  # within a text it means nothing
             return ""
-        name, self._name = self._text.decode(self._name).split(), None
-        self.thinking = name[:1] != [_FINAL]
+        name, self._name = self._text.decode(self._name, special=True), None
+        self.thinking = _FINAL.match(name) is None
         if not (self.thinking and self._has_thought):
             return ""
         self._has_thought = False

@@ -19,7 +19,7 @@ from manyhands.model.parallel import finding
 from tests.engine.ranks.models import alone, family_folder, ranked, small_folder
 from tests.engine.ranks.odd import FAILS, LATE, NO_MEETING, NO_MEMORY, NO_SENSE, peers_on_cpu
 from tests.engine.ranks.test_processes import is_gone
-from tests.engine.small import counting
+from tests.engine.small import counting, executor_of
 from tests.model.test_conformance import FLOAT32, VISIBLE, told_to
 from tests.poison import poison
 
@@ -43,12 +43,12 @@ def test_a_family_gives_what_one_process_gives(name: str, world: World, tmp_path
     folder = family_folder(name, tmp_path)
     one = alone(folder, memory_tokens=512)
     four = ranked(world, folder, memory_tokens=512, check_ranks=True)
-    poison(four.executor.memory)
+    poison(executor_of(four).memory)
     expected, ours = (torch.cat(told_to(engine, "combined", 2)) for engine in (one, four))
     assert float((ours - expected).abs().max()) < FLOAT32
     greedy = [engine.run(counting(PROMPT, 6)).text for engine in (one, four)]
     assert greedy[0] == greedy[1]
-    assert [engine.executor.adapter.layers[0].num_kv_heads for engine in (one, four)] == [2, 1]
+    assert [executor_of(engine).adapter.layers[0].num_kv_heads for engine in (one, four)] == [2, 1]
 
 
 def test_control_one_rank_is_one_token_late(world: World, small: Path) -> None:

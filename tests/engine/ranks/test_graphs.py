@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.model.families_zoo import NO_TOKENIZER
+
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from manyhands.attention.triton_backend import TritonBackend
@@ -60,7 +62,7 @@ class TwoRanks:
     def __init__(self, folder: Path, recorders: tuple[Again, Again]) -> None:
         meeting = Meeting(2)
         ours, theirs = Pipe()
-        self.told = FirstEnd([ours])  # type: ignore[list-item]
+        self.told = FirstEnd([ours])
         parts = [ThreadCollectives(rank, meeting) for rank in range(2)]
         zero = ToldRanks(self.told, parts[0], CPU, compares=True)
         one = Together(parts[1], CPU, compares=True)
@@ -69,7 +71,7 @@ class TwoRanks:
             for part, others, recorder in zip(parts, (zero, one), recorders, strict=True)
         ]
         self.engine = Engine(executors[0], TOKENIZER)
-        self.follower = Follower(OtherEnd(theirs, 1, 2))  # type: ignore[arg-type]
+        self.follower = Follower(OtherEnd(theirs, 1, 2))
         self.follower._executor = executors[1]
         self.errors: list[BaseException] = []
         self.thread = threading.Thread(target=self._follow, daemon=True)
@@ -78,7 +80,7 @@ class TwoRanks:
     def _executor(
         self, folder: Path, part: ThreadCollectives, others: Together, recorder: Again
     ) -> LocalExecutor:
-        adapter, _ = load_adapter(folder, tokenizer=object(), collectives=part, device="cpu")
+        adapter, _ = load_adapter(folder, tokenizer=NO_TOKENIZER, collectives=part, device="cpu")
         settings = ModelSettings(memory_tokens=8192, backend="triton")
         executor = LocalExecutor(adapter, settings, others=others)
         executor.passes = GraphedPasses(

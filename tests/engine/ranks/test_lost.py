@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import distributed_c10d
 
 from manyhands.engine.ranks import follower as follower_of_ranks
 from manyhands.engine.ranks import world as world_of_ranks
@@ -79,7 +81,7 @@ def test_recordings_go_before_the_group(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(module, "leave_group", lambda: order.append("the group goes"))
     monkeypatch.setattr(world_of_ranks, "join_group", lambda *_: (torch.device("cpu"), None))
     ours, theirs = Pipe()
-    world = World([ours], "cpu")  # type: ignore[list-item]
+    world = World([ours], "cpu")
     passes = Passes(order)
     world.recorded.add(passes)
     world.end()
@@ -87,11 +89,11 @@ def test_recordings_go_before_the_group(monkeypatch: pytest.MonkeyPatch) -> None
 
     order.clear()
     ours, theirs = Pipe()
-    follower = Follower(OtherEnd(theirs, 1, 2))  # type: ignore[arg-type]
+    follower = Follower(OtherEnd(theirs, 1, 2))
     executor: Any = SimpleNamespace(passes=passes)
     follower._executor = executor
     monkeypatch.setattr(follower_of_ranks, "Follower", lambda heard: follower)
-    FirstEnd([ours]).tell(Verb.END)  # type: ignore[list-item]
+    FirstEnd([ours]).tell(Verb.END)
     follow(follower.heard)
     assert order == ["recordings go", "the group goes"]
 
@@ -101,7 +103,7 @@ def a_world(monkeypatch: pytest.MonkeyPatch) -> tuple[World, Any]:
     monkeypatch.setattr(world_of_ranks, "join_group", lambda *_: (torch.device("cpu"), None))
     monkeypatch.setattr(world_of_ranks, "leave_group", lambda: None)
     ours, theirs = Pipe()
-    return World([ours], "cpu"), theirs  # type: ignore[list-item]
+    return World([ours], "cpu"), theirs
 
 
 def give_up(world: World) -> None:
@@ -150,7 +152,7 @@ def waits_for(event: threading.Event, world: World, freed: list[bool]) -> None:
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch, world: World, abort: Callable[[], None]) -> None:
     """As if the ranks had GPUs, NCCL aborted so, and all waits were short."""
     world.device = torch.device("cuda")
-    monkeypatch.setattr(world_of_ranks.dist.distributed_c10d, "_abort_process_group", abort)
+    monkeypatch.setattr(distributed_c10d, "_abort_process_group", abort)
     for name, seconds in (("_PATIENCE", 0.1), ("LONGEST_END", 0.5), ("_SETTLED", 0.1)):
         monkeypatch.setattr(world_of_ranks, name, seconds)
     monkeypatch.setattr(world_of_ranks, "GRACE", 0.1)
@@ -171,7 +173,7 @@ def test_a_verb_that_waits_for_the_abort_sets_its_recordings_free(
     on_a_gpu(monkeypatch, world, abort)
     codes = list[int]()
     monkeypatch.setattr(world_of_ranks, "LONGEST_END", 15.0)
-    monkeypatch.setattr(world_of_ranks.os, "_exit", codes.append)  # else it would end pytest
+    monkeypatch.setattr(os, "_exit", codes.append)  # else it would end pytest
     with pytest.raises(RanksFailed, match="rank 1 of 2 has ended"):
         waits_for(aborted, world, freed)
     assert freed == [True]
@@ -231,7 +233,7 @@ def test_recordings_go_out_of_the_frames_of_an_error(
 
     on_a_gpu(monkeypatch, world, abort)
     monkeypatch.setattr(world_of_ranks, "LONGEST_END", 5.0)
-    monkeypatch.setattr(world_of_ranks.os, "_exit", lambda code: forced.set())
+    monkeypatch.setattr(os, "_exit", lambda code: forced.set())
     monkeypatch.setattr(world_of_ranks, "leave_group", lambda: order.append("left"))
     with pytest.raises(RanksFailed, match=r"rank 1 of 2 has ended|rank 0 failed"):
         follows(world, passes, is_seen=is_seen)
@@ -248,7 +250,7 @@ def test_an_end_that_does_not_come_ends_the_process(
     codes = list[int]()
     monkeypatch.setattr(world_of_ranks, "LONGEST_END", 0.1)
     monkeypatch.setattr(world_of_ranks, "leave_group", lambda: forced.wait(20) and None)
-    monkeypatch.setattr(world_of_ranks.os, "_exit", lambda code: (codes.append(code), forced.set()))
+    monkeypatch.setattr(os, "_exit", lambda code: (codes.append(code), forced.set()))
     world.end()
     assert codes == [RanksFailed.exit_code]
     assert "have not ended in 0.1 s" in capsys.readouterr().err
@@ -265,8 +267,8 @@ def test_a_device_that_cannot_be_freed_ends_the_process(
         codes.append(code)
         forced.set()
 
-    monkeypatch.setattr(world_of_ranks.os, "_exit", leave)
-    on_a_gpu(monkeypatch, world, lambda: forced.wait(20) and None)
+    monkeypatch.setattr(os, "_exit", leave)
+    on_a_gpu(monkeypatch, world, lambda: forced.wait(20) and None)  # type: ignore[arg-type]
     with pytest.raises(RanksFailed):
         waits_for(forced, world, freed)
     assert freed == [True]

@@ -46,14 +46,14 @@ class Steps:
     def __init__(self, patience: float = 25.0) -> None:
         self.patience = patience
         self.began = self.last = time.monotonic()
-        faulthandler.dump_traceback_later(patience, file=sys.__stderr__)
+        faulthandler.dump_traceback_later(patience, file=sys.__stderr__)  # type: ignore[arg-type]
 
     def done(self, what: str) -> None:
         now = time.monotonic()
         text = f"  {now - self.began:6.2f} s, {now - self.last:6.2f} s for it: {what}"
         print(text, file=sys.stderr, flush=True)
         self.last = now
-        faulthandler.dump_traceback_later(self.patience, file=sys.__stderr__)
+        faulthandler.dump_traceback_later(self.patience, file=sys.__stderr__)  # type: ignore[arg-type]
 
     def end(self) -> None:
         faulthandler.cancel_dump_traceback_later()

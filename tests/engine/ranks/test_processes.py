@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ def is_gone(pid: int, seconds: float = 30.0) -> bool:
     return False
 
 
-def heard_from(others: Processes) -> list[dict]:
+def heard_from(others: Processes) -> list[dict[str, Any]]:
     return [json.loads(pipe.recv_bytes()) for pipe in others.pipes]
 
 

@@ -37,7 +37,7 @@ from manyhands.strategies.settings import BranchSettings, SharedSettings, TeamSe
 from manyhands.strategies.shared_prefix import Prompt, shared_prefix
 from tests.engine.ranks.models import alone, family_folder, ranked, small_folder
 from tests.engine.ranks.test_processes import is_gone
-from tests.engine.small import FEW, SHORT_END, TEXT, counting, solo, story, team
+from tests.engine.small import FEW, SHORT_END, TEXT, counting, executor_of, solo, story, team
 from tests.engine.test_preemption import HASHES, SAMPLED
 from tests.engine.test_restore import recorded
 from tests.engine.test_speculation import completions
@@ -45,7 +45,7 @@ from tests.model.test_conformance import FLOAT32, ZOO, told_to
 from tests.poison import poison
 
 PROMPT = tuple(range(3, 20))
-CUT = [name for name in ZOO if ZOO[name].args[0].model_type not in WHOLE]  # type: ignore[attr-defined]
+CUT = [name for name in ZOO if ZOO[name].args[0].model_type not in WHOLE]
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +69,13 @@ def test_every_family_gives_what_one_process_gives(name: str, world: World, tmp_
     fuse = "on" if name in ("qwen3", "phi3", "olmo2", "qwen3_moe") else "auto"
     one = alone(folder, memory_tokens=512)
     two = ranked(world, folder, memory_tokens=512, check_ranks=True, fuse=fuse)
-    poison(two.executor.memory)
+    poison(executor_of(two).memory)
     expected, ours = (torch.cat(told_to(engine, "combined", 2)) for engine in (one, two))
     assert float((ours - expected).abs().max()) < FLOAT32
     greedy = [engine.run(counting(PROMPT, 8)).text for engine in (one, two)]
     assert greedy[0] == greedy[1]
     assert one.executor.fingerprint() == two.executor.fingerprint()
-    shapes = [engine.executor.adapter.layers[0] for engine in (one, two)]
+    shapes = [executor_of(engine).adapter.layers[0] for engine in (one, two)]
     assert [shape.num_heads for shape in shapes] == [4, 2]
     shared = 1 if shapes[0].is_latent else 2  # every rank has all latents
     assert two.facts.token_bytes == one.facts.token_bytes // shared
@@ -125,7 +125,7 @@ def test_keys_in_eight_bits_are_the_same(world: World, small: Path) -> None:
     rounded = {"memory_tokens": 2048, "kv_cache_dtype": "int8"}
     one, two = alone(small, **rounded), ranked(world, small, check_ranks=True, **rounded)
     assert story(two, solo(choice=FEW)) == story(one, solo(choice=FEW))
-    keys = [engine.executor.memory.stores[0].keys for engine in (one, two)]
+    keys = [executor_of(engine).memory.stores[0].keys for engine in (one, two)]
     assert [part.dtype for part in keys] == [torch.int8] * 2
     assert keys[1].shape[1] * 2 == keys[0].shape[1]
     assert two.facts.token_bytes * 2 == one.facts.token_bytes

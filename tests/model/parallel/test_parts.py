@@ -31,7 +31,13 @@ from manyhands.model.quantised.w4a16 import Int4Linear
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import exact_attention
 from tests.model import test_block_scales, test_packed_checkpoint
-from tests.model.families_zoo import repeating_models, some_tokens, tiny_model, tiny_models
+from tests.model.families_zoo import (
+    NO_TOKENIZER,
+    repeating_models,
+    some_tokens,
+    tiny_model,
+    tiny_models,
+)
 from tests.model.parallel.threads import Meeting, ThreadCollectives
 
 ZOO = tiny_models()
@@ -47,7 +53,7 @@ def saved(model: Any, folder: Path) -> Path:
 
 
 def logits_of(adapter: Any) -> Tensor:
-    return adapter.forward(some_tokens(20), None, exact_attention(adapter.ropes))
+    return adapter.forward(some_tokens(20), None, exact_attention(adapter.ropes))  # type: ignore[no-any-return]
 
 
 def together(folder: Path, size: int, fuse: str = "off", **options: Any) -> Tensor:
@@ -56,7 +62,11 @@ def together(folder: Path, size: int, fuse: str = "off", **options: Any) -> Tens
     def one(collectives: ThreadCollectives) -> Tensor:
         with _LOADING:
             adapter, _ = load_adapter(
-                folder, tokenizer=object(), collectives=collectives, device="cpu", **options
+                folder,
+                tokenizer=NO_TOKENIZER,
+                collectives=collectives,
+                device="cpu",
+                **options,
             )
             fuse_modules(adapter, fuse)
         return logits_of(adapter)
@@ -68,7 +78,7 @@ def together(folder: Path, size: int, fuse: str = "off", **options: Any) -> Tens
 
 def whole(folder: Path, **options: Any) -> Tensor:
     with torch.inference_mode():
-        return logits_of(load_adapter(folder, tokenizer=object(), device="cpu", **options)[0])
+        return logits_of(load_adapter(folder, tokenizer=NO_TOKENIZER, device="cpu", **options)[0])
 
 
 class CountedPeers:
@@ -111,7 +121,10 @@ def test_sums_are_made_with_what_stands_behind_them(
             peers = CountedPeers(collectives, spoil)
             with _LOADING:
                 adapter, _ = load_adapter(
-                    folder, tokenizer=object(), collectives=collectives, device="cpu"
+                    folder,
+                    tokenizer=NO_TOKENIZER,
+                    collectives=collectives,
+                    device="cpu",
                 )
                 fuse_modules(adapter, fuse)
             collectives.peers = peers
@@ -285,14 +298,17 @@ def test_experts_keep_their_bits_in_parts(
     def sums(collectives: ThreadCollectives) -> dict[int, Tensor]:
         with _LOADING:
             adapter, _ = load_adapter(
-                tmp_path, tokenizer=object(), collectives=collectives, device="cpu"
+                tmp_path,
+                tokenizer=NO_TOKENIZER,
+                collectives=collectives,
+                device="cpu",
             )
         kinds = [type(module) for module in adapter.model.modules()]
         assert kinds.count(Mxfp4Stack) == 1
         return sums_of(adapter.model)
 
     one, two = Meeting(2).run(sums)
-    alone = sums_of(load_adapter(tmp_path, tokenizer=object(), device="cpu")[0].model)
+    alone = sums_of(load_adapter(tmp_path, tokenizer=NO_TOKENIZER, device="cpu")[0].model)
     assert {layer: (one[layer] + two[layer]).tolist() for layer in alone} == {
         layer: each.tolist() for layer, each in alone.items()
     }

@@ -19,7 +19,7 @@ from tests.model.families_zoo import repeating_models, tiny_models
 from tests.model.parallel.threads import Meeting, ThreadCollectives
 
 ZOO = tiny_models() | repeating_models()
-CONFIGS: dict[str, Any] = {name: make.args[0] for name, make in ZOO.items()}  # type: ignore[attr-defined]
+CONFIGS: dict[str, Any] = {name: make.args[0] for name, make in ZOO.items()}
 CUT = [name for name in CONFIGS if CONFIGS[name].model_type not in WHOLE]
 EXPERTS = ".experts"
 TABLE = {"embed_tokens": "embedding_rowwise"}

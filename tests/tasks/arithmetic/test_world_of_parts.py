@@ -16,7 +16,7 @@ NEEDLE = ask(HAY.document, HAY.needles[5].question)
 
 
 @pytest.mark.parametrize("method", ["sequential", "branches", "skeleton"])
-def test_what_the_model_was_made_for_is_inside(method):
+def test_what_the_model_was_made_for_is_inside(method: str) -> None:
     for seed in range(30):
         rng = random.Random(seed)
         asked = retrieval(rng, rng.randint(3, 20), held_out=seed % 2 > 0)
@@ -27,8 +27,8 @@ def test_what_the_model_was_made_for_is_inside(method):
 
 
 @pytest.mark.parametrize("question", [STUDENTS, NEEDLE])
-def test_teams_know_lists_only(question):
-    assert "lists are all that the bundled teams know" in outside_world(question, 2)
+def test_teams_know_lists_only(question: str) -> None:
+    assert "lists are all that the bundled teams know" in (outside_world(question, 2) or "")
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,12 @@ def test_teams_know_lists_only(question):
         (STUDENTS + " Please.", "not a numbered list"),
     ],
 )
-def test_what_is_outside_is_told(question, reason):
-    assert reason in outside_world(question, method="branches")
+def test_what_is_outside_is_told(question: str, reason: str) -> None:
+    assert reason in (outside_world(question, method="branches") or "")
 
 
-def test_two_of_one_name():
+def test_two_of_one_name() -> None:
     lines = STUDENTS.split("\n")
     names = [line.split()[0].strip(",") for line in lines[1:5]]
     lines[2] = lines[2].replace(names[1], names[0])
-    assert "the same name" in outside_world("\n".join(lines), method="sequential")
+    assert "the same name" in (outside_world("\n".join(lines), method="sequential") or "")
