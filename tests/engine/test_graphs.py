@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
@@ -288,7 +288,7 @@ def test_a_network_that_was_away_is_recorded_again() -> None:
     assert kept
     assert engine.run(walking(a_team_of(2), 4, {})) == expected
     assert passes.recordings == kept
-    network = executor.adapter.model
+    network: nn.Module = executor.adapter.model  # transformers types `to` wrongly
     network.to(torch.float64)
     network.to(torch.float32)
     assert engine.run(walking(a_team_of(2), 4, {})) == expected
