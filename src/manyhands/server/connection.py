@@ -14,7 +14,7 @@ What uvicorn leaves to a proxy in front of it:
   taken and forgotten, for as long as a request may take to arrive.
 - A client that shuts its own side behind a whole request, and reads on, as HTTP/1.1 allows. One that is gone looks the same until
   something is sent to it: it answers with a reset, and what is sent next fails. So before an answer begins `100 Continue` is
-  sent, which every client passes over, and again; within a stream of events, a comment. HTTP/1.0 knows no such words; there a side that
+  sent, which clients have to pass over (RFC 9110, section 15.2), and again; within a stream of events, a comment. HTTP/1.0 knows no such words; there a side that
   is shut is a client that is gone.
 
 Pieces of a stream may be written past the layers of ASGI and h11, which look at each of them again: `piece_writer`, in the

@@ -252,9 +252,8 @@ class _Sample:
         has_thought = self.thinking and not self.watched.thinking
         if (self.finish_reason or has_thought) and self._watch.found is None:
             certain += self._watch.pending
-            self._watch = MarkerWatch(
-                self._stop
-            )  # none begins in the thinking and ends in the reply
+            # None begins in the thinking and ends in the reply.
+            self._watch = MarkerWatch(self._stop)
         if self._is_message and not self.thinking and not self.texts[False]:
             certain = certain.lstrip()
         self.texts[self.thinking] += certain

@@ -36,9 +36,8 @@ class ThinkingMarks:
     closes: str  # one token in its vocabulary, and the end of a thinking turn
     replies: str = ""
     begins: str = ""  # a message of the model, before its channel
-    channels: tuple[
-        str, ...
-    ] = ()  # tokens that begin or end a message; behind the last one stands its text
+    # Tokens that begin or end a message; behind the last one stands its text.
+    channels: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
 
     def is_open_in(self, prompt: str) -> bool:

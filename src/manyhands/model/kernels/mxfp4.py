@@ -124,9 +124,7 @@ _RINGED = {  # by the most tokens
 }
 _SINGLE = Tiles(row_warps=2, input_warps=2, span=3), Tiles(span=3)  # up to two tokens
 _FEW = Tiles(row_warps=2, input_warps=2, span=3)  # up to sixteen
-_MORE = Tiles(
-    row_warps=4, input_warps=1, span=3
-)  # up to thirty-two, of which an expert has an eight
+_MORE = Tiles(row_warps=4, input_warps=1, span=3)  # up to 32, of which an expert has an eight
 _MANY = Tiles(row_warps=4, input_warps=1)
 
 
@@ -338,9 +336,8 @@ def _mxfp4_product(
     left = steps - begin
     at_factors = factors_of + here * 16 + (at * 16 + half % 2 * 8)
     if RING:
-        at_factors += (
-            thread % 32 // 8 * 16 + thread % 8
-        )  # of another step and other outputs than the lane multiplies
+        # A lane copies those of another step and other outputs than it multiplies.
+        at_factors += thread % 32 // 8 * 16 + thread % 8
         tl.static_assert(PAIRS == 1 and SPAN <= _MOST_RINGED)
         memory = copies.allocated(STAGES * STAGE)
         for i in tl.static_range(STAGES - 1):
