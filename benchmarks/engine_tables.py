@@ -8,7 +8,7 @@ from collections.abc import Callable
 from benchmarks.breakdown import kind_of
 from benchmarks.performance import NOTHING_YET, Result, cell, result, results, table
 from benchmarks.vllm_process import CASCADE, PLAIN
-from benchmarks.whole_engines import OURS, TEAM
+from benchmarks.whole_engines import FAR, OURS, TEAM
 
 _OF_EXPERTS = re.compile(
     r"^fused_moe|^_gated|^_down|^_mxfp4_product"
@@ -113,6 +113,7 @@ def whole_engines_gate() -> str:
                 f"{line['same']} of {line['tokens']}",
                 f"{line['mean']:.3f}",
                 f"{line['worst']:.2f}",
+                str(line.get("far", 0 if line["worst"] <= FAR else "")),
                 *map(str, seconds),
             ]
             for line in found.get("gate", [])
@@ -124,11 +125,13 @@ def whole_engines_gate() -> str:
         "this engine's choice too",
         "mean difference",
         "worst",
+        "far",
     ]
     head += ["vLLM, import, s", "start, s", "this engine, start, s"]
     return table(head, rows) if rows else NOTHING_YET
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    made.__name__: made for made in (whole_engines, whole_engines_parts, whole_engines_gate)
+    made.__name__: made
+    for made in (whole_engines, whole_engines_parts, whole_engines_experts, whole_engines_gate)
 }

@@ -24,7 +24,8 @@ vLLM is timed first, for it takes longest; then comes the gate, then this engine
 there. The gate: a small network with random weights is saved, both engines load it, and vLLM writes greedily behind a shared
 prompt, without cascade attention and with it. This engine then reads what vLLM wrote, token by token in one step for all
 rows, and says how likely it finds each token: the log-probabilities must be alike, and each of vLLM's
-tokens must be this engine's choice too, or as good as that. Where the gate is red this engine is not timed. A network with
+tokens must be this engine's choice too, or as good as that (with experts, all but a few of a thousand: a row whose router is
+undecided may get another expert by rounding). Where the gate is red this engine is not timed. A network with
 experts has a gate of its own, with as many experts as large; where these come in mxfp4 they are saved as gpt-oss is
 published, with random bits and scales, and neither engine unpacks them.
 """
@@ -138,13 +139,13 @@ _SHARPER, _SHARPER_PLAIN, _LOUDER, _DECIDED = 2.0, 5.0, 5.0, 4.0
 _STEP = 32  # numbers of mxfp4 with one scale
 _BIAS, _SINK = 0.2, 3.0  # deviation of biases, and mean of sinks, which it begins at 0
 # Natural logarithms: the mean difference between two engines' log-probabilities of one token, and by how much a token
-# of the one may be less likely than the other's own choice. In bfloat16 this engine is 0.046 from itself in float32 by
-# the first, and 0.25 by the second (on a CPU); with one token of the shared prompt exchanged, 0.27 and 3.4, with one page of
-# it in the place of another, 1.4 and 9.7.
-MEAN_TOLERANCE, WORST_TOLERANCE = 0.1, 0.8
-# With experts it is 0.06 from itself by the first, and up to 1.1 by the second: a token may get another last expert. With
-# one token of the prompt, or two experts of a layer, exchanged, 0.13 and 3.3 at the least.
-WORST_WITH_EXPERTS = 2.0
+# of the one may be less likely than the other's own choice. In bfloat16 this engine is 0.05 from itself in float32 by
+# the first, and 0.25 by the second; with one token of the shared prompt exchanged, 0.32 and 5.6 (benchmarks/gate_controls.py).
+MEAN_TOLERANCE, FAR = 0.1, 0.8
+# With experts it is 0.06 from itself by the first, and of a thousand tokens one (Qwen3's shape) or nine (gpt-oss's) are further than
+# that, up to 5.3: rounding gave their rows another set of experts, and no others'. With two experts of a layer that the rows ask for
+# exchanged, 0.13 by the first and twenty of a thousand at the least; with one token of the prompt exchanged 0.15 by the first.
+FAR_WITH_EXPERTS = 0.015  # of all tokens
 # The gate at most, and as long as it takes; seconds that vLLM leaves to this engine, also where that compiles kernels for experts.
 _GATE_SECONDS, _GATE_TAKES = 150.0, 95.0
 _OUR_SECONDS, _OUR_SECONDS_WITH_EXPERTS = 45.0, 80.0
@@ -220,8 +221,8 @@ class WholeEngines:
         self.results.put(gate_start=started)
         for name, cascades, found in lines:
             self.results.add("gate", engine=name, steps_in_cascade=cascades, **asdict(found))
-        worst = WORST_WITH_EXPERTS if shape.num_experts else WORST_TOLERANCE
-        return bool(lines) and all(found.is_green(worst) for _, _, found in lines)
+        share = FAR_WITH_EXPERTS if shape.num_experts else 0.0
+        return bool(lines) and all(found.is_green(share) for _, _, found in lines)
 
     def _gate(
         self, place: Path, shape: Shape
@@ -576,10 +577,11 @@ class Agreement:
     same: int  # tokens that both would choose
     mean: float  # of the differences
     worst: float  # of how much less likely the token is than one's own choice
+    far: int  # tokens that are less likely than that by more than `FAR`
 
-    def is_green(self, worst: float) -> bool:
-        """Whether they compute the same network (what is not a number is red); `worst`: the tolerance of that."""
-        return self.mean <= MEAN_TOLERANCE and self.worst <= worst
+    def is_green(self, share: float) -> bool:
+        """Whether they compute the same network (what is not a number is red); `share`: of tokens that may be far."""
+        return self.mean <= MEAN_TOLERANCE and self.far <= share * self.tokens
 
 
 def gate_shape(shape: Shape) -> Shape:
@@ -654,6 +656,7 @@ def compare(
         same=sum(ours.top[0][0] == token for ours, token in zip(told, wrote, strict=True)),
         mean=round(statistics.fmean(differences), 5),
         worst=round(max(behind), 5),
+        far=sum(not each <= FAR for each in behind),
     )
 
 

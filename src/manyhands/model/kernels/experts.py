@@ -183,7 +183,7 @@ def columns_of(
     BY_PAIR: tl.constexpr,
     LISTED: tl.constexpr,
     BLOCK_T: tl.constexpr,
-    FROM: tl.constexpr = "",
+    FROM: tl.constexpr,
 ):
     """The expert of a program, and for each of its columns a token, its pair, and whether that expert is one of its own.
 
@@ -254,7 +254,7 @@ def _gated(
     k = tl.arange(0, BLOCK_K)
     take_over(OVERLAP)
     expert, token, pair, is_chosen = columns_of(
-        index, pairs, counts, T, C, BY_PAIR, LISTED, BLOCK_T
+        index, pairs, counts, T, C, BY_PAIR, LISTED, BLOCK_T, ""
     )
     if tl.max(is_chosen.to(tl.int32)) == 0:
         return
@@ -336,7 +336,9 @@ def _down(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     f = tl.arange(0, BLOCK_F)
     take_over(OVERLAP)
-    expert, _, pair, is_chosen = columns_of(index, pairs, counts, T, C, BY_PAIR, LISTED, BLOCK_T)
+    expert, _, pair, is_chosen = columns_of(
+        index, pairs, counts, T, C, BY_PAIR, LISTED, BLOCK_T, ""
+    )
     if tl.max(is_chosen.to(tl.int32)) == 0:
         return
     here = weight + expert.to(tl.int64) * N * F

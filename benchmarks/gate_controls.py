@@ -1,0 +1,254 @@
+"""The gate of whole engines, asked of this engine alone: itself in float32, itself in 16 bits, and that with faults planted.
+
+    python -m benchmarks.gate_controls --models qwen3-8b,qwen3-30b-a3b,gpt-oss-20b-mxfp4
+
+`benchmarks/whole_engines.py` lets two engines run beside each other if they agree on the tokens of a small network. How far apart
+two right engines are is asked here: this engine writes in float32 with plain torch, and reads what it wrote in the dtype and with the
+kernels that are timed. What follows are *controls*, each a fault that the gate is there for: a token of the prompt exchanged, two
+experts of a layer, a bias left out, the sink of one head. A tolerance has to lie between the first line and those below. Which faults
+it cannot see stands there as well: experts that hardly any row asks for, and one sink of sixteen.
+
+With experts it is also asked of which tokens the routers chose another set of them in 16 bits, and how far off the others are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.decode import free
+from benchmarks.engine_parts import executor_of
+from benchmarks.results import Clock, Results, parser
+from benchmarks.shapes import SHAPES, TINY, tiny_of
+from benchmarks.vllm_process import Crowd, Tokens
+from benchmarks.whole_engines import (
+    FAR_WITH_EXPERTS,
+    GATE_CROWD,
+    Agreement,
+    compare,
+    gate_shape,
+    read_along,
+    save_small,
+)
+from manyhands.cache.block import Block
+from manyhands.cache.logprobs import Logprobs
+from manyhands.cache.logprobs import Tokens as Chosen
+from manyhands.cache.step import Choice, Row, Step
+from manyhands.cache.view import View
+from manyhands.engine.engine import Engine
+from manyhands.engine.passes import Passes
+from manyhands.model.routing import routing_of
+from manyhands.strategies.base import Answer, Reserve, Strategy
+
+MODELS = ("qwen3-8b", "qwen3-30b-a3b", "gpt-oss-20b-mxfp4")
+TINY_CROWD = Crowd("gate", 4, (48, 48), 6)
+_EXCHANGED = ((0, 1), (2, 3), (4, 5))  # experts
+_NO_SINK = -20.0
+
+
+class _OneToken(Crowd):
+    """A crowd whose shared prompt has another token in its midst."""
+
+    def prompts(self, vocab_size: int) -> tuple[Tokens, list[Tokens]]:
+        shared, tails = super().prompts(vocab_size)
+        place = len(shared) // 3
+        shared[place] = (shared[place] + 7) % vocab_size
+        return shared, tails
+
+
+def measure(name: str, arguments: argparse.Namespace, clock: Clock) -> None:
+    """All lines of one network."""
+    results = Results(f"gate_controls_{name}", arguments, clock)
+    shape, crowd = gate_shape(SHAPES[name]), GATE_CROWD
+    if arguments.tiny:
+        shape, crowd = tiny_of(SHAPES[name]) if shape.num_experts else TINY, TINY_CROWD
+    results.put(model=shape.title, rows=crowd.rows, prompt=crowd.prompt[0])
+    with tempfile.TemporaryDirectory() as folder:
+        place = save_small(Path(folder) / "gate", shape)
+        load = partial(Engine.load, place, device=arguments.device, memory_tokens=16384)
+        exact = load(dtype="float32", backend="torch")
+        half = load(dtype="bfloat16", backend=arguments.backend)
+    tokens, told = write(exact, crowd)
+    logprobs = [[each.logprob for each in row] for row in told]
+
+    def add(what: str, crowd: Crowd = crowd) -> None:
+        found = compare(half, crowd, tokens, logprobs)
+        results.add("lines", what=what, green=_is_green(found, shape.num_experts), **asdict(found))
+
+    add("16 bits")
+    if shape.num_experts:
+        results.put(**other_experts(exact, half, crowd, tokens))
+    add("one token of the prompt", _OneToken(**asdict(crowd)))
+    for what, fault in faults(executor_of(half).adapter.model, shape.num_experts):
+        with fault:
+            add(what)
+    add("16 bits once more")
+
+
+def _is_green(found: Agreement, num_experts: int) -> bool:
+    return found.is_green(FAR_WITH_EXPERTS if num_experts else 0.0)
+
+
+def write(engine: Engine, crowd: Crowd) -> tuple[list[Tokens], list[list[Logprobs]]]:
+    """What each row of a crowd writes greedily, and how likely each token is."""
+    wrote: list[Tokens] = [[] for _ in range(crowd.rows)]
+    told: list[list[Logprobs]] = [[] for _ in range(crowd.rows)]
+
+    def writing() -> Strategy:
+        shared, tails = crowd.prompts(engine.facts.vocab_size)
+        yield Reserve(len(shared) + crowd.rows * (crowd.tokens + 1), crowd.rows + 2)
+        prompt = Block("prompt")
+        views = [View((prompt, Block())) for _ in tails]
+        feeds = [tuple(tail) for tail in tails]
+        opening = [Row(View((prompt,)), tuple(shared))]
+        for _ in range(crowd.tokens):
+            rows = [Row(*each, Choice(logprobs=1)) for each in zip(views, feeds, strict=True)]
+            chosen = yield Step([*opening, *rows])
+            assert isinstance(chosen, Chosen), "logprobs were asked for"
+            behind = len(opening)
+            for row in range(crowd.rows):
+                wrote[row].append(chosen[behind + row])
+                told[row].append(chosen.logprobs[behind + row])
+            feeds = [(token,) for token in chosen[behind:]]
+            opening = []
+        return Answer(text="")
+
+    engine.run(writing())
+    return wrote, told
+
+
+# -- experts ---------------------------------------------------------------------------------------
+
+
+def other_experts(
+    exact: Engine, half: Engine, crowd: Crowd, tokens: Sequence[Tokens]
+) -> dict[str, Any]:
+    """Of how many tokens 16 bits chose other experts, and how far these and the others are from float32."""
+    sets = [chosen_experts(engine, crowd, tokens) for engine in (exact, half)]
+    far = [
+        [[each.logprob for each in row] for row in read_along(engine, crowd, tokens)]
+        for engine in (exact, half)
+    ]
+    distances: dict[bool, list[float]] = {False: [0.0], True: [0.0]}
+    for turn, (ours, theirs) in enumerate(zip(*sets, strict=True)):
+        for row in range(crowd.rows):
+            distance = abs(far[0][row][turn] - far[1][row][turn])
+            distances[ours[row] != theirs[row]].append(distance)
+    return {
+        "with_other_experts": len(distances[True]) - 1,
+        "worst_with_other_experts": round(max(distances[True]), 4),
+        "worst_with_the_same": round(max(distances[False]), 4),
+        "mean_with_the_same": round(statistics.fmean(distances[False]), 4),
+    }
+
+
+def chosen_experts(
+    engine: Engine, crowd: Crowd, tokens: Sequence[Tokens]
+) -> list[list[tuple[tuple[int, ...], ...]]]:
+    """Of each turn and each row, the experts of every layer, in order."""
+    executor = executor_of(engine)
+    recorded = executor.passes
+    layers: list[list[list[tuple[int, ...]]]] = []
+    hooks = []
+
+    def note(of: list[Any], router: nn.Module, given: object, out: tuple[Tensor, ...]) -> None:
+        routing = routing_of(router)
+        assert routing is not None
+        _, _, index = routing.in_order(out)  # type: ignore[arg-type]
+        of.append([tuple(each) for each in index[-crowd.rows :].sort(-1).values.tolist()])
+
+    for module in executor.adapter.model.modules():
+        if routing_of(module) is not None:
+            layers.append([])
+            hooks.append(module.register_forward_hook(partial(note, layers[-1])))
+    # What is recorded calls no hooks.
+    executor.passes = Passes(executor.adapter, executor.memory, executor.backend)
+    try:
+        read_along(engine, crowd, tokens)
+    finally:
+        executor.passes = recorded
+        for hook in hooks:
+            hook.remove()
+    turns = min(map(len, tokens))
+    behind = [layer[-turns:] for layer in layers]
+    return [
+        [tuple(layer[turn][row] for layer in behind) for row in range(crowd.rows)]
+        for turn in range(turns)
+    ]
+
+
+def faults(model: Any, num_experts: int) -> Iterator[tuple[str, Any]]:
+    """Faults by name, each a context in which the network has it."""
+    layers = model.model.layers
+    for at in sorted({0, len(layers) - 1}) if num_experts else ():
+        stack = layers[at].mlp.experts
+        held = [
+            each for each in (*stack.buffers(), *stack.parameters()) if len(each) == num_experts
+        ]
+        for pair in _EXCHANGED:
+            yield f"experts {pair[0]} and {pair[1]} of layer {at}", _exchanged(held, pair)
+        bias = getattr(stack, "down_proj_bias", None)
+        if bias is not None:
+            yield f"no biases of second products in layer {at}", _changed(bias, Tensor.zero_)
+    sinks = getattr(layers[0].self_attn, "sinks", None)
+    if sinks is not None:
+        yield f"no sink of one head of {len(sinks)}", _changed(sinks, _first_sink_gone)
+
+
+def _first_sink_gone(sinks: Tensor) -> object:
+    sinks[0] = _NO_SINK
+    return sinks
+
+
+@contextmanager
+def _exchanged(held: Sequence[Tensor], pair: tuple[int, int]) -> Iterator[None]:
+    """Two rows of all tensors in each other's place."""
+
+    def turn() -> None:
+        with torch.no_grad():
+            for each in held:
+                each[list(pair)] = each[list(pair[::-1])].clone()
+
+    turn()
+    try:
+        yield
+    finally:
+        turn()
+
+
+@contextmanager
+def _changed(weight: Tensor, change: Callable[[Tensor], object]) -> Iterator[None]:
+    """A weight changed in place."""
+    before = weight.detach().clone()
+    with torch.no_grad():
+        change(weight)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            weight.copy_(before)
+
+
+def main(words: list[str] | None = None) -> None:
+    """Measure the networks that were asked for."""
+    options = parser(__doc__, minutes=3.0)
+    options.add_argument("--models", default=",".join(MODELS))
+    arguments = options.parse_args(words)
+    clock = Clock(arguments.minutes)
+    for name in arguments.models.split(","):
+        measure(name, arguments, clock)
+        free(torch.device(arguments.device))
+
+
+if __name__ == "__main__":
+    main()
