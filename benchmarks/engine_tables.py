@@ -11,7 +11,7 @@ from benchmarks.vllm_process import CASCADE, PLAIN
 from benchmarks.whole_engines import FAR, OURS, TEAM
 
 _OF_EXPERTS = re.compile(
-    r"^fused_moe|^_gated|^_down|^_mxfp4_product"
+    r"^fused_moe|^_gated|^_down|^_expert_|^_mxfp4_product"
 )  # kernels of their products, of both engines
 
 

@@ -23,13 +23,13 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from manyhands.attention import launches, triton_backend
+from manyhands.attention import launches, strips, triton_backend
 from manyhands.attention.attend import LayerCall, LeftNorms
-from manyhands.attention.eight_bits import EightBitStore
+from manyhands.attention.eight_bits import EightBitStack, EightBitStore
 from manyhands.attention.kernels import overlap
 from manyhands.attention.latents import LatentStore
-from manyhands.attention.rotary import Rope
-from manyhands.attention.store import LayerShape, LayerStore
+from manyhands.attention.rotary import Rope, Rotations
+from manyhands.attention.store import LayerShape, LayerStore, Moved, StoreStack
 from manyhands.attention.triton_backend import TritonBackend
 from manyhands.attention.work import Tiling
 from manyhands.cache.block import Block
@@ -51,7 +51,8 @@ from manyhands.model.kernels import (
     skinny,
     w4a16,
 )
-from manyhands.model.kernels.experts import ExpertGate, choose
+from manyhands.model.kernels.experts import ExpertGate, ExpertWeights, choose
+from manyhands.model.kernels.experts import experts as whole_experts
 from manyhands.model.quantised.linear import Float8Linear
 from manyhands.model.quantised.w4a16 import Int4Linear
 from manyhands.model.routing import ExpertGroups, Scoring
@@ -90,6 +91,7 @@ def compile_only(capability: int) -> None:
         code = kernel.asm["ptx"]
         report = {
             "kernel": self.__name__,
+            "fuses": options.get("enable_fp_fusion"),
             "waits": code.count("griddepcontrol.wait"),
             "lets_in": code.count("griddepcontrol.launch_dependents"),
             "order": "".join(re.findall(r"griddepcontrol\.(\w)", code)),  # w: waits, l: lets in
@@ -240,6 +242,13 @@ def products(capability: int) -> None:
         index = torch.zeros(tokens, 2, dtype=torch.int64)
         x, shares = zeros(tokens, 256), zeros(tokens, 2)
         mxfp4.experts(x, index, shares, experts[0], experts[1], gate, eights=eights)
+    plain = ExpertWeights(zeros(4, 256, 128)), ExpertWeights(zeros(4, 128, 128))
+    turned = ExpertWeights(zeros(4, 128, 256), zeros(4, 256)), plain[1]._replace(bias=zeros(4, 128))
+    # Looked up, and listed.
+    for tokens, pair, own_gate in ((2, plain, ExpertGate()), (40, turned, gate)):
+        index = torch.zeros(tokens, 2, dtype=torch.int64)
+        x, shares = zeros(tokens, 128), zeros(tokens, 2)
+        whole_experts(x, index, shares, *pair, own_gate)
 
 
 def attention(capability: int) -> None:
@@ -317,6 +326,33 @@ def attention(capability: int) -> None:
         one_layer(HEADS, 1, False, (broad,), dim=512, large_rows=64)
     one_layer(KV_HEADS, KV_HEADS, is_mapped, (lone(),), many=0)
     latents(team()[0] if is_mapped else lone())
+    moves()
+    replayed(lone())
+
+
+def moves() -> None:
+    """Keys that move to other slots, in two layers."""
+    keys, values = zeros(2, 2 * PAGE, KV_HEADS, DIM), zeros(2, 2 * PAGE, KV_HEADS, DIM)
+    ropes = [Rope(torch.ones(DIM // 2), DIM, False)] * 2
+    shape = LayerShape(HEADS, KV_HEADS, DIM, DIM)
+    slots = torch.arange(3, dtype=torch.int32)
+    moved = Moved(slots, slots + PAGE, Rotations(slots))
+    for stack in (
+        StoreStack.of(keys, values, ropes),
+        EightBitStack.of(keys.to(torch.int8), values.to(torch.int8), ropes),
+    ):
+        is_eight = isinstance(stack, EightBitStack)
+        TritonBackend([shape] * 2, DTYPE, CPU, eight_bits=is_eight).move(stack, moved)
+
+
+def replayed(step: Step) -> None:
+    """Attention with gradients."""
+    plan = Planner(PagePool(512, 1)).plan(step)
+    rope = Rope(torch.ones(DIM // 2), DIM, False)
+    q = zeros(plan.num_tokens, HEADS, DIM).requires_grad_()
+    store = LayerStore(zeros(512, KV_HEADS, DIM), zeros(512, KV_HEADS, DIM), rope)
+    call = LayerCall(layer=0, scaling=0.1)
+    strips.attend(store, q, strips.Strips.of(plan), call).sum().backward()
 
 
 def lone() -> Step:

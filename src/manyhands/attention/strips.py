@@ -243,4 +243,5 @@ def _options(q: Tensor, keys: Tensor, values: Tensor, call: LayerCall) -> dict[s
         "PRECISION": "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32",
         "num_warps": 4,
         "num_stages": 2,
+        "enable_fp_fusion": True,  # asked for outright, because Triton's default is about to change
     }

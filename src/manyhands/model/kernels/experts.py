@@ -223,7 +223,7 @@ def clamped(gate, up, alpha, limit):
 
 
 @triton.jit(do_not_specialize=("T",))
-def _gated(
+def _expert_gated(
     x,  # [T, K]
     weight,  # [E, 2 F, K], gates first; TURNS: [E, K, 2 F], gates and values in turns
     bias,  # [E, 2 F], or nothing
@@ -308,7 +308,7 @@ def _gated(
 
 
 @triton.jit(do_not_specialize=("T",))
-def _down(
+def _expert_down(
     inner,  # [T, C, F]
     weight,  # [E, N, F]; TURNED: [E, F, N]
     bias,  # [E, N], or nothing
@@ -484,7 +484,7 @@ def experts(
         second.fitted(room, columns, gated=False),
     )
     alpha, limit = gate.clamped or (0.0, 0.0)
-    kernel: Any = _gated
+    kernel: Any = _expert_gated
     kernel[(triton.cdiv(width, first.outputs), groups, num_parts)](
         *(x, gate_up.weight, x if gate_up.bias is None else gate_up.bias, index, *lists, inner),
         *(tokens, width, inputs, alpha, limit),
@@ -498,7 +498,7 @@ def experts(
         num_stages=first.stages,
         **common,
     )
-    kernel = _down
+    kernel = _expert_down
     kernel[(triton.cdiv(outputs, second.outputs), groups, num_parts)](
         *(inner, down.weight, x if down.bias is None else down.bias, index, *lists, shares),
         *(parts, tokens, outputs, width),

@@ -421,9 +421,7 @@ def _mxfp4_product(
     DTYPE: tl.constexpr = out.dtype.element_ty
     for n in tl.static_range(EIGHTS):
         columns = first + 8 * n + thread % 4 * 2 + tl.arange(0, 2)[None, :, None]
-        pair, is_its = _pair_of(
-            columns, index, pairs, counts, T, expert, group, C, LISTED, FROM
-        )
+        pair, is_its = _pair_of(columns, index, pairs, counts, T, expert, group, C, LISTED, FROM)
         if not GATED:
             share = tl.load(shares + pair, mask=is_its, other=0.0).to(tl.float32)
         for p in tl.static_range(PAIRS):
