@@ -100,7 +100,7 @@ def _is_green(found: Agreement, num_experts: int) -> bool:
 
 
 def write(engine: Engine, crowd: Crowd) -> tuple[list[Tokens], list[list[Logprobs]]]:
-    """What each row of a crowd writes greedily, and how likely each token is."""
+    """The tokens that each row of a crowd writes greedily, and how likely each is."""
     wrote: list[Tokens] = [[] for _ in range(crowd.rows)]
     told: list[list[Logprobs]] = [[] for _ in range(crowd.rows)]
 
@@ -155,7 +155,7 @@ def other_experts(
 def chosen_experts(
     engine: Engine, crowd: Crowd, tokens: Sequence[Tokens]
 ) -> list[list[tuple[tuple[int, ...], ...]]]:
-    """Of each turn and each row, the experts of every layer, in order."""
+    """Experts of every layer, in order, for each turn and each row of it."""
     executor = executor_of(engine)
     recorded = executor.passes
     layers: list[list[list[tuple[int, ...]]]] = []
@@ -171,7 +171,7 @@ def chosen_experts(
         if routing_of(module) is not None:
             layers.append([])
             hooks.append(module.register_forward_hook(partial(note, layers[-1])))
-    # What is recorded calls no hooks.
+    # Hooks are not called by what is recorded.
     executor.passes = Passes(executor.adapter, executor.memory, executor.backend)
     try:
         read_along(engine, crowd, tokens)

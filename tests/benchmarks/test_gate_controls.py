@@ -1,4 +1,4 @@
-"""What the gate of whole engines lets through, and what it stops."""
+"""The gate of whole engines: faults that stop it, and rounding that does not."""
 
 from __future__ import annotations
 
