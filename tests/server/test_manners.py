@@ -6,6 +6,7 @@ import asyncio
 import base64
 import errno
 import gc
+import gzip
 import json
 import re
 import socket
@@ -164,6 +165,9 @@ def test_prefixes_are_shared_within_a_key_alone(guarded: House) -> None:
         ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
         ({"Content-Type": ""}, 415),
         ({"Content-Type": "application/json; charset=utf-8"}, 200),
+        ({"Content-Encoding": "identity"}, 200),
+        ({"Content-Encoding": "gzip"}, 415),
+        ({"Content-Encoding": "identity, br"}, 415),
     ],
 )
 def test_foreign_pages_and_names(guarded: House, headers: dict[str, str], status: int) -> None:
@@ -172,6 +176,31 @@ def test_foreign_pages_and_names(guarded: House, headers: dict[str, str], status
     if status == 200:
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert "access-control-allow-origin" not in answer.headers
+
+
+def test_a_packed_body_is_refused_by_what_it_is_packed_with(guarded: House) -> None:
+    given = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+    packed = gzip.compress(json.dumps(body()).encode())
+    answer = httpx2.post(
+        f"{guarded.url}{CHAT}", content=packed, headers={**given, "Content-Encoding": "gzip"}
+    )
+    assert answer.status_code == 415
+    assert answer.headers["accept-encoding"] == "identity"
+    error = answer.json()["error"]
+    assert error["code"] == "unsupported_content_encoding"
+    assert error["message"].startswith("the body's Content-Encoding is 'gzip'")
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/v1/files", 404), ("/v1/audio/transcriptions", 404), ("/v1/models", 405), (CHAT, 415)],
+)
+def test_a_form_to_a_route_that_is_not_there_is_told_so(
+    guarded: House, path: str, status: int
+) -> None:
+    given = {"Authorization": f"Bearer {KEY}"}
+    answer = httpx2.post(f"{guarded.url}{path}", files={"file": b"{}"}, headers=given)
+    assert answer.status_code == status
 
 
 def test_the_own_page_may_post(guarded: House) -> None:
@@ -991,6 +1020,27 @@ def test_a_port_that_is_taken() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(InvalidRequest, match=f"port {port} at 127.0.0.1 cannot be taken"):
             listening(Place(port=port))
+
+
+@pytest.mark.parametrize("host", ["300.1.1.1", "no such name", "a" * 80, "127.0.0.1:80"])
+def test_a_host_that_is_none_is_not_the_ports_fault(host: str) -> None:
+    with pytest.raises(InvalidRequest, match="at which nothing can listen") as found:
+        listening(Place(host, 0))
+    assert "--port" not in found.value.hint
+
+
+def test_an_address_of_another_machine() -> None:
+    with pytest.raises(InvalidRequest, match="this machine has no such address"):
+        listening(Place("192.0.2.1", 0))  # kept for documentation
+
+
+def test_a_name_with_addresses_of_one_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    v4 = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))
+    v6 = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0))
+    for found, family in (([v6, v4], socket.AF_INET), ([v6], socket.AF_INET6)):
+        monkeypatch.setattr(socket, "getaddrinfo", Mock(return_value=found))
+        with listening(Place("localhost", 0)) as taken:
+            assert taken.family == family
 
 
 # -- what the page says ------------------------------------------------------------------------------

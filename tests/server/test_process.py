@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import IO, Any
 
 import httpx2
@@ -18,20 +20,24 @@ import pytest
 
 from tests.server.house import NAME, soon
 
+if sys.platform != "win32":
+    import resource
+
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are those of Unix")
 ASK = {"model": NAME, "messages": [{"role": "user", "content": "a"}]}
 
 
 @contextmanager
 def process(
-    *arguments: str, log: int | IO[str] = subprocess.PIPE
+    *arguments: str, log: int | IO[str] = subprocess.PIPE, first: Callable[[], object] | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server in a process of its own, and its address."""
+    """A server in a process of its own, and its address. `first` is called there before it begins."""
     child = subprocess.Popen(
         [sys.executable, "-m", "tests.server.house", *arguments],
         stdout=subprocess.PIPE,
         stderr=log,
         text=True,
+        preexec_fn=first,
         # Unbuffered: what is left in a stream at the end is the command line's to guard, which is not here.
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
     )
@@ -94,6 +100,80 @@ def test_whoever_is_impatient_reads_no_traceback() -> None:
         code, told = ended(child)
     assert code == 0
     assert "Traceback" not in told
+
+
+def test_a_terminal_that_goes_ends_a_server_as_sigterm_does() -> None:
+    with process("0", "0.5") as (child, url), ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(post, url, max_tokens=1900, stream=True)
+        assert soon(
+            lambda: "manyhands_num_requests_running 1.0" in httpx2.get(f"{url}/metrics").text
+        )
+        child.send_signal(signal.SIGHUP)
+        assert stream.result().text.endswith("data: [DONE]\n\n")
+        code, told = ended(child)
+    assert code == 0
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_is_ignored_stays_ignored(number: signal.Signals) -> None:
+    """As under `nohup`, and as a shell in a script starts what it leaves in the background."""
+    ignored = partial(signal.signal, number, signal.SIG_IGN)
+    with process("0", "0.5", first=ignored) as (child, url):
+        child.send_signal(number)
+        time.sleep(0.3)
+        assert post(url, max_tokens=2).status_code == 200
+        child.send_signal(signal.SIGTERM)
+        assert ended(child)[0] == 0
+
+
+def crowd(url: str, size: int) -> list[int]:
+    """So many connections at once, each with a question; what each is answered, 0 for those that wait."""
+    host, port = url.removeprefix("http://").rsplit(":", 1)
+    found = []
+    with ExitStack() as open_:
+        opened = [
+            open_.enter_context(socket.create_connection((host, int(port)), timeout=1.5))
+            for _ in range(size)
+        ]
+        for each in opened:
+            each.sendall(f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        for each in opened:
+            try:
+                found.append(int(each.recv(65536).split(b" ", 2)[1]))
+            except TimeoutError:
+                found.append(0)
+    return found
+
+
+def test_more_files_are_asked_for_where_there_may_be_more() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (96, hard))
+    with process("0", first=few) as (child, url):
+        assert crowd(url, 200) == [200] * 200
+        child.send_signal(signal.SIGTERM)
+        code, told = ended(child)
+    assert code == 0
+    assert "files may be open" not in told
+
+
+def test_few_files_are_told_once_and_cost_no_log() -> None:
+    few = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (96, 96))
+    with process("0", first=few) as (child, url):
+        answers = crowd(url, 200)
+        assert set(answers) <= {200, 503, 0}
+        assert 200 in answers
+        assert 503 in answers
+        assert soon(lambda: post(url, max_tokens=2).status_code == 200), "it comes back"
+        child.send_signal(signal.SIGTERM)
+        code, told = ended(child)
+    assert code == 0
+    lines = [json.loads(line) for line in told.splitlines()]
+    others = [line["message"] for line in lines if line["message"] != "request"]
+    assert [message.partition(",")[0] for message in others] == [
+        "96 files may be open",
+        "connections wait",
+    ]
 
 
 def test_a_log_on_a_full_disk_disturbs_nobody() -> None:

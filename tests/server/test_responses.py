@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from openai import BadRequestError, OpenAI
 from openai.types.beta.beta_response import BetaResponse
 from openai.types.responses import Response
+from pydantic import BaseModel
 
 from manyhands.errors import OutOfMemory
 from manyhands.schema.conversation import Conversation, Message
@@ -56,6 +57,19 @@ def test_a_response(client: OpenAI) -> None:
         ({"temperature": 0.5, "top_p": 0.25}, {"temperature": 0.5, "top_p": 0.25}),
         ({"stream": True}, {"stream": True}),
         ({"user": "anna"}, {"user": "anna"}),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "A", "schema": {"type": "null"}}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "A", "schema": {"type": "null"}},
+                }
+            },
+        ),
+        (
+            {"text": {"format": {"type": "json_object"}, "verbosity": "low"}},
+            {"response_format": {"type": "json_object"}},
+        ),
         ({"manyhands": {"method": "branches", **TEAM}},) * 2,
         ({"model": f"{NAME}:branches"}, {"model": f"{NAME}:branches"}),
     ],
@@ -70,6 +84,46 @@ def test_a_response_is_understood_as_the_chat_that_asks_the_same(
     assert replace(asked, url=expected.url) == expected
     if "user" not in given:  # which is understood, and changes nothing
         assert expected != understand("/v1/chat/completions", chat, served)
+
+
+class Verdict(BaseModel):
+    """What a response is to say."""
+
+    word: Literal["yes", "no"]
+
+
+@pytest.mark.parametrize(
+    ("text", "param"),
+    [
+        ({"format": {"type": "json_schema", "name": "A"}}, "text.format.schema"),
+        ({"format": {"type": "json_schema", "schema": {"type": "x"}}}, "text.format.schema"),
+        ({"format": {"type": "xml"}}, "text.format.type"),
+    ],
+)
+def test_a_form_that_is_none_is_refused_by_its_own_name(
+    client: OpenAI, text: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(BadRequestError) as found:
+        client.responses.create(model=NAME, input=ASK, extra_body={"text": text})
+    assert found.value.param == param
+    assert "response_format" not in str(found.value)
+
+
+def test_a_method_follows_no_form(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError, match=r"text\.format\.schema") as found:
+        client.responses.parse(model=f"{NAME}:branches", input=ASK, text_format=Verdict)
+    assert found.value.param == "text.format.schema"
+
+
+def test_a_response_repeats_what_is_the_senders(client: OpenAI) -> None:
+    asked: dict[str, Any] = {"metadata": {"ticket": "7"}, "user": "anna", "max_output_tokens": 4}
+    answer = client.responses.create(model=NAME, input=ASK, **asked)
+    assert answer.metadata == {"ticket": "7"}
+    assert (answer.user, answer.max_output_tokens) == ("anna", 4)
+    with client.responses.stream(model=NAME, input=ASK, **asked) as stream:
+        first = next(iter(stream))
+    assert first.type == "response.created"
+    assert first.response.metadata == {"ticket": "7"}
 
 
 def test_a_stream_of_one_writer_comes_in_pieces_and_adds_up(client: OpenAI) -> None:

@@ -18,7 +18,8 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from manyhands.errors import ManyhandsError
 from manyhands.schema.openai import CHAT, PLAIN, InvalidField, read_shape
@@ -49,6 +50,10 @@ def make_app(
     whose pages may call it.
     """
     origins = list(origins)
+
+    def takes(scope: Scope) -> bool:
+        return any(route.matches(scope)[0] is Match.FULL for route in routes)
+
     middleware = [
         Middleware(
             Gate,
@@ -58,6 +63,7 @@ def make_app(
             origins=origins,
             open_prefix=PAGE,
             count=front.metrics.answered,
+            takes=takes,
         )
     ]
     if origins:

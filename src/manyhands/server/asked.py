@@ -63,7 +63,13 @@ Begun = tuple[Strategy, list[Line]]
 """A strategy at its beginning, and the lines of its trace, which come while it runs; of plain decoding none."""
 
 # How a response calls what a chat calls otherwise.
-_FIELDS_OF_RESPONSE = {"messages": "input", "reasoning_effort": "reasoning.effort"}
+_FIELDS_OF_RESPONSE = {
+    "messages": "input",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format.schema",
+    "response_format.json_schema.schema": "text.format.schema",
+}
 _MOST_OF_RESPONSE = "max_output_tokens"  # the field that bounds the tokens of a response
 
 
@@ -110,6 +116,7 @@ class Asked:
     samples: int = 1
     num_prompt_tokens: int = 0
     warning: str | None = None  # to the one who asked
+    echoed: Mapping[str, Any] = field(default_factory=dict, compare=False)  # by a response
     made: tuple[Begun, ...] = field(default=(), compare=False, repr=False)  # one for each run
 
     def runs(self) -> tuple[Asked, ...]:
@@ -251,11 +258,12 @@ def _response(request: ResponsesBody, served: Served) -> Asked:
         top_p=request.top_p,
         user=request.user,
         reasoning_effort=request.reasoning.effort if request.reasoning is not None else None,
+        response_format=request.text.as_chat if request.text is not None else None,  # type: ignore[arg-type]  # likewise
         stream=request.stream,
         manyhands=request.manyhands,
     )
     try:
-        return replace(_chat(chat, served), url=RESPONSES)
+        return replace(_chat(chat, served), url=RESPONSES, echoed=_echoed(request))
     except InvalidField as error:
         others = {chat.most_by: _MOST_OF_RESPONSE, **_FIELDS_OF_RESPONSE}
         if error.param not in others:
@@ -263,6 +271,16 @@ def _response(request: ResponsesBody, served: Served) -> Asked:
         own = others[error.param]
         message = str(error).replace(error.param, own)
         raise InvalidField(message, param=own, hint=error.hint) from error
+
+
+def _echoed(request: ResponsesBody) -> dict[str, Any]:
+    """The fields that a response repeats, where they were given."""
+    whole = request.model_dump(by_alias=True, exclude_none=True)
+    names = ("instructions", "max_output_tokens", "metadata", "text", "user")
+    found = {name: whole[name] for name in names if name in whole}
+    if "text" in found:
+        found["text"] = {"format": {"type": "text"}, **found["text"]}
+    return found
 
 
 def _decoded(

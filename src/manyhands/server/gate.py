@@ -6,7 +6,8 @@
     the host      on loopback only its own names, so that no foreign name points a browser here (DNS rebinding)
     the origin    a page of another site may not change anything
     the key       on every route but `OPEN`, compared in constant time
-    the type      bodies are JSON, and say so: a form of another site cannot
+    the type      bodies are JSON, and say so: a form of another site cannot. Where no route takes the request, it is told that
+    the coding    bodies come as they are: none is unpacked, since few packed bytes may be many
     the size      of the body, chunked ones as they come, and the time that it may take
 
 One line of JSON is logged for each request, without a word of its body.
@@ -56,7 +57,7 @@ def is_loopback(host: str) -> bool:
 class Gate:
     """The middleware around all routes. `hosts` None: any name will do; `origins` are those of other
     sites that may come; `open_prefix` begins the paths of the page's files. `count` is told of every answer
-    its route, by the name of its function, and its status.
+    its route, by the name of its function, and its status. `takes` says whether a route takes a request.
     """
 
     def __init__(
@@ -69,8 +70,9 @@ class Gate:
         origins: Iterable[str] = (),
         open_prefix: str = "/page/",
         count: Callable[[str, int], None] = lambda route, status: None,
+        takes: Callable[[Scope], bool] = lambda scope: True,
     ) -> None:
-        self._count = count
+        self._count, self._takes = count, takes
         self.app, self.keys, self.limits = app, keys, limits
         self.hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
         self.origins = frozenset(origins)
@@ -120,7 +122,7 @@ class Gate:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        if method in ("POST", "PUT", "PATCH"):
+        if method in ("POST", "PUT", "PATCH") and self._takes(scope):
             self._check_body(headers)
         return owner or ""
 
@@ -174,6 +176,14 @@ class Gate:
                 415,
                 "the body's Content-Type is not application/json",
                 code="unsupported_media_type",
+            )
+        coding = headers.get(b"content-encoding").strip().lower()
+        if coding not in (b"", b"identity"):
+            raise Refusal(
+                415,
+                f"the body's Content-Encoding is {coding.decode('latin-1')[:40]!r}; expected none: send it as it is",
+                code="unsupported_content_encoding",
+                headers={"Accept-Encoding": "identity"},
             )
         size = headers.get(b"content-length")
         if size.isdigit() and int(size) > self.limits.body_bytes:

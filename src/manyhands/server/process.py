@@ -2,22 +2,30 @@
 
     serve(front, Place("127.0.0.1", 8000))      returns the code to exit with
 
-SIGTERM and the first Ctrl-C: new runs are told 503, those under way have `drain` seconds, then they end with
+SIGTERM, SIGHUP and the first Ctrl-C: new runs are told 503, those under way have `drain` seconds, then they end with
 what they have, and the process with 0. A second Ctrl-C does not wait. When the engine itself fails, everybody
-is answered, and the process ends with `EXIT_ENGINE`, so that a supervisor starts it anew.
+is answered, and the process ends with `EXIT_ENGINE`, so that a supervisor starts it anew. A signal that the process ignores,
+as under `nohup`, stays ignored.
+
+A connection is an open file, of which many systems give a process 1024 until it asks for more: it asks. Where that is not
+enough, fewer connections are taken, and a connection for which there is no file is told to the log once a minute.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import math
 import signal
 import socket
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -26,11 +34,20 @@ from manyhands.errors import InvalidRequest
 from manyhands.server.app import make_app
 from manyhands.server.connection import Connection, connections_with
 from manyhands.server.front import Front
-from manyhands.server.gate import LOOPBACK_NAMES, JsonLines, is_loopback
+from manyhands.server.gate import LOG, LOOPBACK_NAMES, JsonLines, is_loopback
 from manyhands.server.keys import Keys
 from manyhands.server.limits import Limits
 
 EXIT_ENGINE = 70  # as EX_SOFTWARE of sysexits.h
+_ENDS = tuple(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
+    if hasattr(signal, name)  # each system has its own
+)
+_BACKLOG = 2048  # connections that wait to be taken: a crowd that comes at once
+_FILES_BESIDES = 64  # open files that are no connections
+_NO_FILE = (errno.EMFILE, errno.ENFILE)
+_TOLD_EVERY = 60.0  # seconds
 _LAST_ANSWERS = 2.0  # seconds for answers to be written when all runs have ended
 
 
@@ -88,23 +105,45 @@ def check_place(place: Place, *, has_keys: bool) -> None:
 
 def listening(place: Place) -> socket.socket:
     """A socket at the place. InvalidRequest says why there is none."""
-    is_v6 = ":" in place.host
-    family = socket.AF_INET6 if is_v6 else socket.AF_INET
+    family, address = _address_of(place)
     # Of a socket that does not name TCP asyncio would not know it, and leave small answers waiting for acknowledgements.
     found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if sys.platform != "win32":
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((place.host.strip("[]"), place.port))
-        found.listen(2048)  # a crowd that comes at once waits here
+        found.bind(address)
+        found.listen(_BACKLOG)
     except (OSError, OverflowError) as error:
         found.close()
         reason = error.strerror if isinstance(error, OSError) else str(error)
+        if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
+            raise _no_host(place, "this machine has no such address") from error
         raise InvalidRequest(
             f"port {place.port} at {place.host} cannot be taken: {reason}",
             hint="give another --port; 0 takes a free one",
         ) from error
     return found
+
+
+def _address_of(place: Place) -> tuple[socket.AddressFamily, Any]:
+    """The address meant, and its family; of a name that has several the one of IPv4."""
+    host = place.host.strip("[]")
+    try:
+        found = socket.getaddrinfo(
+            host or None, place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise _no_host(place, reason or "it is no name") from error
+    family, *_, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    return family, address
+
+
+def _no_host(place: Place, reason: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"host is {place.host!r}, at which nothing can listen: {reason}",
+        hint="give an address of this machine, such as 127.0.0.1 or 0.0.0.0, or a name of one",
+    )
 
 
 def serve(
@@ -138,11 +177,12 @@ def serve_app(
     limits = front.limits
     config = uvicorn.Config(
         app,
-        http=connections_with(limits.request_seconds, limits.connections),
+        http=connections_with(limits.request_seconds, _most_connections(limits.connections)),
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
+        backlog=_BACKLOG,
         server_header=False,
         proxy_headers=False,
         limit_concurrency=None,  # uvicorn's refusal is plain text; `gate.py` has one
@@ -169,8 +209,24 @@ class _Server(uvicorn.Server):
         self._front, self._drain = front, drain
         self.when_started: Callable[[], None] = lambda: None
 
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Hear the signals that end a server, in place of whatever interrupts a command."""
+        before: dict[signal.Signals, Any] = {}
+        try:
+            if threading.current_thread() is threading.main_thread():
+                for number in _ENDS:
+                    if (found := signal.getsignal(number)) is not signal.SIG_IGN:
+                        before[number] = found
+                        signal.signal(number, self.handle_exit)
+            yield
+        finally:
+            for number, found in before.items():
+                signal.signal(number, found)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to answer."""
+        asyncio.get_running_loop().set_exception_handler(_FilesRunOut())
         await super().startup(sockets)
         self.when_started()
 
@@ -221,11 +277,60 @@ class _Server(uvicorn.Server):
                 connection.abort()
 
 
+def _most_connections(wanted: int) -> int:
+    """How many connections are taken where so many are wanted: as many as there are files for, once more were asked for."""
+    if sys.platform == "win32":  # which has no such limit
+        return wanted
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = (
+        wanted + _FILES_BESIDES + _BACKLOG
+    )  # as many may be taken at once, to be told that they are too many
+    if 0 <= soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        with suppress(OSError, ValueError):  # a system may have a limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 0 or soft >= wanted + _FILES_BESIDES:
+        return wanted
+    most = max(1, soft - _FILES_BESIDES)
+    LOG.warning(
+        f"{soft} files may be open, so {most} connections are taken and not {wanted}; allow more (ulimit -n, LimitNOFILE)"
+    )
+    return most
+
+
+class _FilesRunOut:
+    """What becomes of errors that nobody awaits: asyncio tells of each connection without a file, thousands a second."""
+
+    def __init__(self) -> None:
+        self._told = -math.inf  # when
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Tell the log of one."""
+        error = context.get("exception")
+        if isinstance(error, ValueError) and "_start_serving" in context.get("message", ""):
+            return  # it would have tried again, and the server has ended
+        if not (isinstance(error, OSError) and error.errno in _NO_FILE and "socket" in context):
+            loop.default_exception_handler(context)
+        elif loop.time() - self._told >= _TOLD_EVERY:
+            self._told = loop.time()
+            LOG.error(
+                f"connections wait, for no more files can be opened: {error.strerror}; allow more (ulimit -n, LimitNOFILE)"
+            )
+
+
 def _log_lines() -> None:
-    """Our log, a JSON object a line, on stderr; and what uvicorn has to complain of."""
+    """Our log, a JSON object a line, on stderr; and what uvicorn and asyncio have to complain of."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
-    for name, level in (("manyhands.server", logging.INFO), ("uvicorn.error", logging.ERROR)):
+    levels = {
+        "manyhands.server": logging.INFO,
+        "uvicorn.error": logging.ERROR,
+        "asyncio": logging.ERROR,
+    }
+    for name, level in levels.items():
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.setLevel(level)

@@ -273,6 +273,7 @@ class _Output:
             "tool_choice": "none",
             "tools": [],
             "top_p": choice.top_p,
+            **run.asked.echoed,
             **({} if answer is None else {"usage": self._usage(answer)}),
         }
 

@@ -116,6 +116,36 @@ class Reasoning(Shape):
     summary: Any = ignored("the thinking itself is told")
 
 
+class TextFormat(Shape):
+    """The form of a response's text."""
+
+    type: Literal["text", "json_object", "json_schema"] = asked(
+        "one of text, json_object, json_schema", required=True
+    )
+    rules: dict[str, Any] | None = asked("a JSON schema, an object", alias="schema")
+
+    name: Any = ignored("a schema is known by what it says")
+    description: Any = ignored("the model is told by the prompt alone")
+    strict: Any = ignored("a schema is always followed to the letter")
+
+
+class ResponseText(Shape):
+    """What a response's text is to be."""
+
+    format: TextFormat | None = asked("an object with a field 'type'")
+    verbosity: Any = ignored("how long a reply is follows from its tokens")
+
+    @property
+    def as_chat(self) -> dict[str, Any] | None:
+        """The form as a chat's `response_format`; None if it is free."""
+        if self.format is None or self.format.type == "text":
+            return None
+        found: dict[str, Any] = {"type": self.format.type}
+        if self.format.rules is not None:
+            found["json_schema"] = {"schema": self.format.rules}
+        return found
+
+
 class ResponsesBody(Shape):
     """The body of `POST /v1/responses`."""
 
@@ -132,20 +162,20 @@ class ResponsesBody(Shape):
     stream: bool | None = asked("true or false")
     user: str | None = asked("a text")
     reasoning: Reasoning | None = asked("an object with effort")
+    text: ResponseText | None = asked("an object with format")
+    metadata: dict[str, str] | None = asked("an object of texts")
     manyhands: dict[str, Any] | None = asked(_METHOD)
 
     background: Any = refused("a response is waited for", False)
     conversation: Any = refused("nothing is stored; send the items of earlier turns")
     previous_response_id: Any = refused("nothing is stored; send the items of earlier turns")
     prompt: Any = refused("there are no stored prompts")
-    text: Any = refused("the form of an answer is free", {"format": {"type": "text"}})
     tool_choice: Any = refused("there are no tools", "none", "auto")
     tools: Any = refused("there are no tools", [])
     top_logprobs: Any = refused("they are given by chat completions", 0)
     truncation: Any = refused("an input that is too long is an error", "disabled")
 
     include: Any = ignored("all there is is included")
-    metadata: Any = ignored("it is the sender's")
     multi_agent: Any = ignored("workers are asked for by `manyhands`")
     parallel_tool_calls: Any = ignored("there are no tools")
     prompt_cache_key: Any = ignored("what prompts have in common is found by itself")
