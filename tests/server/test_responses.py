@@ -87,7 +87,7 @@ def test_a_response_is_understood_as_the_chat_that_asks_the_same(
 
 
 class Verdict(BaseModel):
-    """What a response is to say."""
+    """A form for a response."""
 
     word: Literal["yes", "no"]
 

@@ -302,7 +302,7 @@ def _most_connections(wanted: int) -> int:
 
 
 class _FilesRunOut:
-    """What becomes of errors that nobody awaits: asyncio tells of each connection without a file, thousands a second."""
+    """Errors that reach the event loop itself: asyncio tells of each connection without a file, thousands a second."""
 
     def __init__(self) -> None:
         self._told = -math.inf  # when

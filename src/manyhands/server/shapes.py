@@ -130,7 +130,7 @@ class TextFormat(Shape):
 
 
 class ResponseText(Shape):
-    """What a response's text is to be."""
+    """The wishes about a response's text."""
 
     format: TextFormat | None = asked("an object with a field 'type'")
     verbosity: Any = ignored("how long a reply is follows from its tokens")
