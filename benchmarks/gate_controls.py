@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.decode import free
 from benchmarks.engine_parts import executor_of
@@ -32,23 +32,16 @@ from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY, tiny_of
 from benchmarks.vllm_process import Crowd, Tokens
 from benchmarks.whole_engines import (
-    FAR_WITH_EXPERTS,
     GATE_CROWD,
-    Agreement,
     compare,
     gate_shape,
     read_along,
     save_small,
+    watched_routers,
+    write_along,
 )
-from manyhands.cache.block import Block
-from manyhands.cache.logprobs import Logprobs
-from manyhands.cache.logprobs import Tokens as Chosen
-from manyhands.cache.step import Choice, Row, Step
-from manyhands.cache.view import View
+from manyhands.cache.step import Choice
 from manyhands.engine.engine import Engine
-from manyhands.engine.passes import Passes
-from manyhands.model.routing import routing_of
-from manyhands.strategies.base import Answer, Reserve, Strategy
 
 MODELS = ("qwen3-8b", "qwen3-30b-a3b", "gpt-oss-20b-mxfp4")
 TINY_CROWD = Crowd("gate", 4, (48, 48), 6)
@@ -78,12 +71,14 @@ def measure(name: str, arguments: argparse.Namespace, clock: Clock) -> None:
         load = partial(Engine.load, place, device=arguments.device, memory_tokens=16384)
         exact = load(dtype="float32", backend="torch")
         half = load(dtype="bfloat16", backend=arguments.backend)
-    tokens, told = write(exact, crowd)
+    likeliest = [Choice(logprobs=1)] * crowd.rows
+    tokens, told = write_along(exact, crowd, crowd.tokens, lambda turn: likeliest)
     logprobs = [[each.logprob for each in row] for row in told]
 
     def add(what: str, crowd: Crowd = crowd) -> None:
         found = compare(half, crowd, tokens, logprobs)
-        results.add("lines", what=what, green=_is_green(found, shape.num_experts), **asdict(found))
+        green = found.is_green(has_experts=shape.num_experts > 0)
+        results.add("lines", what=what, green=green, **asdict(found))
 
     add("16 bits")
     if shape.num_experts:
@@ -93,38 +88,6 @@ def measure(name: str, arguments: argparse.Namespace, clock: Clock) -> None:
         with fault:
             add(what)
     add("16 bits once more")
-
-
-def _is_green(found: Agreement, num_experts: int) -> bool:
-    return found.is_green(FAR_WITH_EXPERTS if num_experts else 0.0)
-
-
-def write(engine: Engine, crowd: Crowd) -> tuple[list[Tokens], list[list[Logprobs]]]:
-    """The tokens that each row of a crowd writes greedily, and how likely each is."""
-    wrote: list[Tokens] = [[] for _ in range(crowd.rows)]
-    told: list[list[Logprobs]] = [[] for _ in range(crowd.rows)]
-
-    def writing() -> Strategy:
-        shared, tails = crowd.prompts(engine.facts.vocab_size)
-        yield Reserve(len(shared) + crowd.rows * (crowd.tokens + 1), crowd.rows + 2)
-        prompt = Block("prompt")
-        views = [View((prompt, Block())) for _ in tails]
-        feeds = [tuple(tail) for tail in tails]
-        opening = [Row(View((prompt,)), tuple(shared))]
-        for _ in range(crowd.tokens):
-            rows = [Row(*each, Choice(logprobs=1)) for each in zip(views, feeds, strict=True)]
-            chosen = yield Step([*opening, *rows])
-            assert isinstance(chosen, Chosen), "logprobs were asked for"
-            behind = len(opening)
-            for row in range(crowd.rows):
-                wrote[row].append(chosen[behind + row])
-                told[row].append(chosen.logprobs[behind + row])
-            feeds = [(token,) for token in chosen[behind:]]
-            opening = []
-        return Answer(text="")
-
-    engine.run(writing())
-    return wrote, told
 
 
 # -- experts ---------------------------------------------------------------------------------------
@@ -139,14 +102,14 @@ def other_experts(
         [[each.logprob for each in row] for row in read_along(engine, crowd, tokens)]
         for engine in (exact, half)
     ]
-    distances: dict[bool, list[float]] = {False: [0.0], True: [0.0]}
+    distances: dict[bool, list[float]] = {False: [], True: []}
     for turn, (ours, theirs) in enumerate(zip(*sets, strict=True)):
         for row in range(crowd.rows):
             distance = abs(far[0][row][turn] - far[1][row][turn])
             distances[ours[row] != theirs[row]].append(distance)
     return {
-        "with_other_experts": len(distances[True]) - 1,
-        "worst_with_other_experts": round(max(distances[True]), 4),
+        "with_other_experts": len(distances[True]),
+        "worst_with_other_experts": round(max(distances[True], default=0.0), 4),
         "worst_with_the_same": round(max(distances[False]), 4),
         "mean_with_the_same": round(statistics.fmean(distances[False]), 4),
     }
@@ -156,31 +119,16 @@ def chosen_experts(
     engine: Engine, crowd: Crowd, tokens: Sequence[Tokens]
 ) -> list[list[tuple[tuple[int, ...], ...]]]:
     """Experts of every layer, in order, for each turn and each row of it."""
-    executor = executor_of(engine)
-    recorded = executor.passes
-    layers: list[list[list[tuple[int, ...]]]] = []
-    hooks = []
+    layers: dict[int, list[list[tuple[int, ...]]]] = {}
 
-    def note(of: list[Any], router: nn.Module, given: object, out: tuple[Tensor, ...]) -> None:
-        routing = routing_of(router)
-        assert routing is not None
-        _, _, index = routing.in_order(out)  # type: ignore[arg-type]
-        of.append([tuple(each) for each in index[-crowd.rows :].sort(-1).values.tolist()])
+    def note(router: int, experts: Tensor) -> None:
+        rows = experts[-crowd.rows :].sort(-1).values.tolist()
+        layers.setdefault(router, []).append([tuple(each) for each in rows])
 
-    for module in executor.adapter.model.modules():
-        if routing_of(module) is not None:
-            layers.append([])
-            hooks.append(module.register_forward_hook(partial(note, layers[-1])))
-    # Hooks are not called by what is recorded.
-    executor.passes = Passes(executor.adapter, executor.memory, executor.backend)
-    try:
+    with watched_routers(engine, note):
         read_along(engine, crowd, tokens)
-    finally:
-        executor.passes = recorded
-        for hook in hooks:
-            hook.remove()
     turns = min(map(len, tokens))
-    behind = [layer[-turns:] for layer in layers]
+    behind = [layer[-turns:] for layer in layers.values()]
     return [
         [tuple(layer[turn][row] for layer in behind) for row in range(crowd.rows)]
         for turn in range(turns)

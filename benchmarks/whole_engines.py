@@ -24,8 +24,8 @@ vLLM is timed first, for it takes longest; then comes the gate, then this engine
 there. The gate: a small network with random weights is saved, both engines load it, and vLLM writes greedily behind a shared
 prompt, without cascade attention and with it. This engine then reads what vLLM wrote, token by token in one step for all
 rows, and says how likely it finds each token: the log-probabilities must be alike, and each of vLLM's
-tokens must be this engine's choice too, or as good as that (with experts, all but a few of a thousand: a row whose router is
-undecided may get another expert by rounding). Where the gate is red this engine is not timed. A network with
+tokens must be this engine's choice too, or as good as that (with experts, all but fifteen of a thousand: a row whose router
+is undecided may get another expert by rounding). Where the gate is red this engine is not timed. A network with
 experts has a gate of its own, with as many experts as large; where these come in mxfp4 they are saved as gpt-oss is
 published, with random bits and scales, and neither engine unpacks them.
 """
@@ -43,7 +43,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -142,9 +142,10 @@ _BIAS, _SINK = 0.2, 3.0  # deviation of biases, and mean of sinks, which it begi
 # of the one may be less likely than the other's own choice. In bfloat16 this engine is 0.05 from itself in float32 by
 # the first, and 0.25 by the second; with one token of the shared prompt exchanged, 0.32 and 5.6 (benchmarks/gate_controls.py).
 MEAN_TOLERANCE, FAR = 0.1, 0.8
-# With experts it is 0.06 from itself by the first, and of a thousand tokens one (Qwen3's shape) or nine (gpt-oss's) are further than
-# that, up to 5.3: rounding gave their rows another set of experts, and no others'. With two experts of a layer that the rows ask for
-# exchanged, 0.13 by the first and twenty of a thousand at the least; with one token of the prompt exchanged 0.15 by the first.
+# With experts it is 0.06 from itself by the first, and of a thousand tokens one (Qwen3's shape) or five (gpt-oss's; eleven of those
+# that vLLM wrote) are further than that, up to 5.3: rounding gave their rows another set of experts. With two experts of a layer
+# exchanged that many rows ask for, 0.13 by the first and twenty of a thousand at the least; with one token of the prompt exchanged,
+# 0.15 by the first.
 FAR_WITH_EXPERTS = 0.015  # of all tokens
 # The gate at most, and as long as it takes; seconds that vLLM leaves to this engine, also where that compiles kernels for experts.
 _GATE_SECONDS, _GATE_TAKES = 150.0, 95.0
@@ -221,8 +222,8 @@ class WholeEngines:
         self.results.put(gate_start=started)
         for name, cascades, found in lines:
             self.results.add("gate", engine=name, steps_in_cascade=cascades, **asdict(found))
-        share = FAR_WITH_EXPERTS if shape.num_experts else 0.0
-        return bool(lines) and all(found.is_green(share) for _, _, found in lines)
+        has_experts = shape.num_experts > 0
+        return bool(lines) and all(found.is_green(has_experts=has_experts) for _, _, found in lines)
 
     def _gate(
         self, place: Path, shape: Shape
@@ -539,31 +540,45 @@ def embed(engine: Engine) -> None:
 
 
 def experts_read(engine: Engine, rows: int, measure: Callable[[], Any]) -> float:
-    """The experts that a layer reads in one of the last passes of so many rows that `measure` makes, on average.
+    """The experts that a layer reads in one of the last passes of so many rows that `measure` makes, on average."""
+    counts: dict[int, list[int]] = {}  # of each router
+
+    def note(router: int, experts: Tensor) -> None:
+        if len(experts) == rows:
+            counts.setdefault(router, []).append(experts.unique().numel())
+
+    with watched_routers(engine, note):
+        measure()
+    return statistics.fmean(count for each in counts.values() for count in each[-COUNTED_STEPS:])
+
+
+@contextmanager
+def watched_routers(engine: Engine, note: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Call `note` with the number of a router and the experts [T, C] that it chose, in every pass.
 
     The passes are made launch by launch meanwhile: what is recorded calls no hooks.
     """
     executor = executor_of(engine)
     recorded = executor.passes
-    counts: list[list[int]] = []  # of each router
+    hooks: list[Any] = []
 
-    def note(of: list[int], router: nn.Module, given: object, out: tuple[Tensor, ...]) -> None:
-        if len(out[2]) == rows:
-            of.append(out[2].unique().numel())
+    def chosen(
+        number: int, router: nn.Module, given: object, out: tuple[Tensor, Tensor, Tensor]
+    ) -> None:
+        routing = routing_of(router)
+        assert routing is not None
+        note(number, routing.in_order(out)[2])
 
-    hooks = []
     for module in executor.adapter.model.modules():
         if routing_of(module) is not None:
-            counts.append([])
-            hooks.append(module.register_forward_hook(partial(note, counts[-1])))
+            hooks.append(module.register_forward_hook(partial(chosen, len(hooks))))
     executor.passes = Passes(executor.adapter, executor.memory, executor.backend)
     try:
-        measure()
+        yield
     finally:
         executor.passes = recorded
         for hook in hooks:
             hook.remove()
-    return statistics.fmean(count for each in counts for count in each[-COUNTED_STEPS:])
 
 
 # -- gate ------------------------------------------------------------------------------------------
@@ -579,8 +594,9 @@ class Agreement:
     worst: float  # of how much less likely the token is than one's own choice
     far: int  # tokens that are less likely than that by more than `FAR`
 
-    def is_green(self, share: float) -> bool:
-        """Whether they compute the same network (what is not a number is red); `share`: of tokens that may be far."""
+    def is_green(self, *, has_experts: bool) -> bool:
+        """Whether they compute the same network (what is not a number is red)."""
+        share = FAR_WITH_EXPERTS if has_experts else 0.0
         return self.mean <= MEAN_TOLERANCE and self.far <= share * self.tokens
 
 
@@ -662,28 +678,41 @@ def compare(
 
 def read_along(engine: Engine, crowd: Crowd, tokens: Sequence[Tokens]) -> list[list[Logprobs]]:
     """The log-probability of each of these tokens, and of the likeliest in its place, all rows in one step."""
-    found: list[list[Logprobs]] = [[] for _ in tokens]
 
-    def reading() -> Strategy:
+    def forced(turn: int) -> list[Choice]:
+        return [Choice(allowed=frozenset((row[turn],)), logprobs=1) for row in tokens]
+
+    return write_along(engine, crowd, min(map(len, tokens)), forced)[1]
+
+
+def write_along(
+    engine: Engine, crowd: Crowd, turns: int, choices: Callable[[int], Sequence[Choice]]
+) -> tuple[list[Tokens], list[list[Logprobs]]]:
+    """The tokens of each row of a crowd, and how likely each is, all rows in one step; `choices` are those of a turn's rows."""
+    wrote: list[Tokens] = [[] for _ in range(crowd.rows)]
+    told: list[list[Logprobs]] = [[] for _ in range(crowd.rows)]
+
+    def writing() -> Strategy:
         shared, tails = crowd.prompts(engine.facts.vocab_size)
         yield Reserve(len(shared) + crowd.rows * (crowd.tokens + 1), crowd.rows + 2)
         prompt = Block("prompt")
         views = [View((prompt, Block())) for _ in tails]
         feeds = [tuple(tail) for tail in tails]
         opening = [Row(View((prompt,)), tuple(shared))]
-        for turn in range(min(map(len, tokens))):
-            forced = [Choice(allowed=frozenset((row[turn],)), logprobs=1) for row in tokens]
-            rows = [Row(*each) for each in zip(views, feeds, forced, strict=True)]
+        for turn in range(turns):
+            rows = [Row(*each) for each in zip(views, feeds, choices(turn), strict=True)]
             chosen = yield Step([*opening, *rows])
             assert isinstance(chosen, Chosen), "logprobs were asked for"
-            for row, each in enumerate(found):
-                each.append(chosen.logprobs[len(opening) + row])
-            feeds = [(token,) for token in chosen[len(opening) :]]
+            behind = len(opening)
+            for row in range(crowd.rows):
+                wrote[row].append(chosen[behind + row])
+                told[row].append(chosen.logprobs[behind + row])
+            feeds = [(token,) for token in chosen[behind:]]
             opening = []
         return Answer(text="")
 
-    engine.run(reading())
-    return found
+    engine.run(writing())
+    return wrote, told
 
 
 def end_all(process: subprocess.Popen[Any]) -> None:

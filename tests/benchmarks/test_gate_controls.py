@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 
 from benchmarks import gate_controls
-from benchmarks.whole_engines import FAR, FAR_WITH_EXPERTS, MEAN_TOLERANCE, Agreement
+from benchmarks.whole_engines import FAR, MEAN_TOLERANCE, Agreement
 
 ALIKE = Agreement(tokens=1000, same=940, mean=MEAN_TOLERANCE, worst=0.0, far=0)
 
 
 def test_a_few_far_tokens_are_let_through_where_there_are_experts() -> None:
     few = replace(ALIKE, worst=5.3, far=15)
-    assert few.is_green(FAR_WITH_EXPERTS)
-    assert not few.is_green(0.0)
-    assert not replace(few, far=16).is_green(FAR_WITH_EXPERTS)
+    assert few.is_green(has_experts=True)
+    assert not few.is_green(has_experts=False)
+    assert not replace(few, far=16).is_green(has_experts=True)
 
 
 def test_a_mean_that_is_too_large_is_red_however_few_are_far() -> None:
-    assert ALIKE.is_green(0.0)
+    assert ALIKE.is_green(has_experts=False)
     for mean in (MEAN_TOLERANCE + 1e-5, math.nan):
-        assert not replace(ALIKE, mean=mean).is_green(FAR_WITH_EXPERTS)
+        assert not replace(ALIKE, mean=mean).is_green(has_experts=True)
 
 
 def controls(out: Path, name: str) -> dict[str, Any]:

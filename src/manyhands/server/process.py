@@ -284,9 +284,8 @@ def _most_connections(wanted: int) -> int:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = (
-        wanted + _FILES_BESIDES + _BACKLOG
-    )  # as many may be taken at once, to be told that they are too many
+    # The backlog may be taken at once, to be told that these are too many.
+    needed = wanted + _FILES_BESIDES + _BACKLOG
     if 0 <= soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         with suppress(OSError, ValueError):  # a system may have a limit of its own
