@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import replace
+from itertools import compress
 from typing import Any
 
 import torch
@@ -106,6 +107,10 @@ def compile_only(capability: int) -> None:
             "early": early_reads(code),
             "rings": (rings := [int(size) for size in re.findall(r"\.b8 ring\[(\d+)\]", code)]),
             "illegal": illegal(kernel) if rings else 0,
+            "meetings": meetings(code) if self.__name__ == "_mxfp4_many" else None,
+            "product_waits": machine_code(kernel).count("WARPGROUP.DEPBAR")
+            if "wgmma" in code
+            else 0,
         }
         print(json.dumps(report), flush=True)
         return kernel
@@ -124,6 +129,23 @@ def hidden(kernel: Any) -> int:
     code = machine_code(kernel)
     between = re.findall(r"DEPBAR\.LE gsb0, 0x1(.*?)DEPBAR\.LE gsb0, 0x0", code, re.DOTALL)
     return min((found.count("MUFU.EX2") for found in between), default=0)
+
+
+def meetings(code: str) -> str:
+    """The order of a kernel that copies inputs and multiplies them, by letters.
+
+    w: waits for copies, b: all warps meet, c: copies inputs, f: makes them visible, m: multiplies, e: waits for products.
+    """
+    letters = {
+        r"cp\.async\.wait_group": "w",
+        r"bar\.sync": "b",
+        r"cp\.async\.cg": "c",
+        r"fence\.proxy": "f",
+        r"wgmma\.mma_async": "m",
+        r"wgmma\.wait_group": "e",
+    }
+    found = re.findall("|".join(f"({each})" for each in letters), code)
+    return "".join(next(compress(letters.values(), each)) for each in found)
 
 
 def illegal(kernel: Any) -> int:
@@ -242,6 +264,9 @@ def products(capability: int) -> None:
         index = torch.zeros(tokens, 2, dtype=torch.int64)
         x, shares = zeros(tokens, 256), zeros(tokens, 2)
         mxfp4.experts(x, index, shares, experts[0], experts[1], gate, eights=eights)
+    index = torch.zeros(40, 2, dtype=torch.int64)
+    for wide in mxfp4.WIDE_TILES if capability >= 90 else ():
+        mxfp4.experts(zeros(40, 256), index, zeros(40, 2), *experts, gate, tiles=wide)
     plain = ExpertWeights(zeros(4, 256, 128)), ExpertWeights(zeros(4, 128, 128))
     turned = ExpertWeights(zeros(4, 128, 256), zeros(4, 256)), plain[1]._replace(bias=zeros(4, 128))
     # Looked up, and listed.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -31,6 +32,7 @@ KERNELS = {
         "_w4a16_product",
         "_w4a16_unpack",
         "_mxfp4_product",
+        "_mxfp4_many",
         "_choose",
         "_list",
         "_expert_gated",
@@ -53,6 +55,7 @@ PRODUCTS = {
     "_ring",
     "_w4a16_product",
     "_mxfp4_product",
+    "_mxfp4_many",
     "_expert_gated",
     "_expert_down",
     "attend_kernel",
@@ -113,6 +116,17 @@ def assert_rows(found: list[dict[str, Any]], ringed: int) -> None:
     assert not any(kernel["illegal"] for kernel in found)
 
 
+def assert_meetings(found: list[dict[str, Any]]) -> None:
+    """Inputs are overwritten and multiplied behind a meeting of all warps each, and products are waited for together."""
+    assert len(found) == 6
+    for kernel in found:
+        assert re.fullmatch(r"[cb]*wb(wbc+fbm{8}e)wb+", kernel["meetings"]), kernel
+        assert kernel["product_waits"] == 1, kernel
+        # Triton asks for more than a launch has without asking; a program has room for both.
+        assert kernel["shared_memory"] > 48 << 10, kernel
+        assert kernel["shared_memory"] + sum(kernel["rings"]) <= MOST_SHARED[90], kernel
+
+
 def test_for_hopper(tmp_path: Path) -> None:
     """Every kernel waits for the launch in front and lets the next one in, on every path that needs it."""
     found = compiled(90, tmp_path)
@@ -141,7 +155,8 @@ def test_for_hopper(tmp_path: Path) -> None:
     others = [kernel for kernel in found if kernel["order"] != kernel["waits"] * "wl"]
     orders = {(other["kernel"], other["order"]) for other in others}
     assert orders == {("attend_kernel", "lwwl"), ("_join", "lw")}
-    assert_rows(found, 4 + 7)  # w4a16 and mxfp4
+    assert_rows(found, 4 + 7 + 6)  # w4a16, mxfp4 of few and of many tokens
+    assert_meetings([kernel for kernel in found if kernel["meetings"] is not None])
     assert not any(kernel["early"] for kernel in found if kernel["kernel"] == "_mxfp4_product")
     assert {kernel["stands"] for kernel in found if kernel["kernel"] == "append_kernel"} == {
         False,
@@ -161,6 +176,7 @@ def test_for_ampere(tmp_path: Path) -> None:
         "_quantise",
         "_gate_up",
         "_ring",
+        "_mxfp4_many",
         *SPECIALISED,
         *INTEGERS,
     }

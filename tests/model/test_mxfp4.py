@@ -31,6 +31,7 @@ from manyhands.model.self_test import exact_attention
 from tests.model.mxfp4_files import published, write
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
+from manyhands.attention.launches import has_gluon
 from manyhands.model.kernels import copies
 from manyhands.model.kernels import experts as ordinary
 from manyhands.model.kernels import mxfp4 as own
@@ -235,6 +236,111 @@ def test_a_token_gets_what_it_gets_whatever_is_beside_it(tokens: int) -> None:
     assert not alone[1].isfinite().any()
     others = torch.arange(tokens, device=DEVICE) != 1
     assert torch.equal(alone[others], whole[others])
+
+
+WIDE = [*own.WIDE_TILES, own.WideTiles(columns=128, warps=8, stages=5), own.WideTiles(16, 4, 3)]
+# Nine blocks of 64 outputs behind ten: the last tile is half there. Nine and five spans of inputs.
+MANY = 6, 576, 320
+is_hopper = pytest.mark.skipif(
+    not (GPU and has_gluon(DEVICE)), reason="needs a GPU with Hopper's instructions"
+)
+
+
+def _many(tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The first expert has every token and the last one none."""
+    x = torch.randn(tokens, MANY[1]).to(DEVICE, torch.bfloat16)
+    liked = torch.rand(tokens, MANY[0]) + torch.tensor([2.0, 0, 0, 0, 0, -2.0])
+    index = liked.topk(3).indices.to(DEVICE)
+    return x, index, torch.rand(tokens, 3).to(DEVICE, torch.bfloat16)
+
+
+@is_hopper
+@pytest.mark.parametrize("tiles", WIDE, ids=str)
+@pytest.mark.parametrize("tokens", [9, 64, 300])
+def test_wide_tiles_give_the_same(tiles: own.WideTiles, tokens: int) -> None:
+    stack = _made(*MANY)[0].to(DEVICE)
+    x, index, shares = _many(tokens)
+    expected = stack.one_by_one(x.float(), index, shares.float())
+    parts = _run(stack, x, index, shares, tiles=tiles, in_parts=True)
+    assert _far(parts.sum(0), expected) < STEP
+    narrow = _run(stack, x, index, shares, tiles=(own.Tiles(), own.Tiles()), in_parts=True)
+    assert _far(parts, narrow) < STEP  # each expert's share, not their sum alone
+    for _ in range(3):
+        assert torch.equal(_run(stack, x, index, shares, tiles=tiles, in_parts=True), parts)
+    assert _far(_run(stack, x, index.flip(1), shares, tiles=tiles), expected) > 10 * STEP
+
+
+@is_hopper
+@pytest.mark.parametrize("tiles", WIDE, ids=str)
+def test_a_token_in_wide_tiles_gets_what_it_gets_whatever_is_beside_it(
+    tiles: own.WideTiles,
+) -> None:
+    stack = _made(*MANY)[0].to(DEVICE)
+    x, index, shares = _many(70)
+    whole = _run(stack, x, index, shares, tiles=tiles)
+    order = torch.randperm(70).to(DEVICE)
+    assert torch.equal(
+        _run(stack, x[order], index[order], shares[order], tiles=tiles), whole[order]
+    )
+    x[1] = float("nan")
+    alone = _run(stack, x, index, shares, tiles=tiles)
+    assert not alone[1].isfinite().any()
+    others = torch.arange(70, device=DEVICE) != 1
+    assert torch.equal(alone[others], whole[others])
+
+
+@is_hopper
+def test_wide_tiles_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing else is asked for, from ten tokens of an expert on."""
+    from manyhands.model.kernels import mxfp4_many
+
+    seen: list[int] = []
+    products = mxfp4_many.products
+
+    def seeing(x: Tensor, *others: Any) -> Tensor:
+        seen.append(len(x))
+        return products(x, *others)
+
+    monkeypatch.setattr(mxfp4_many, "products", seeing)
+    stack = _made(*MANY)[0].to(DEVICE)
+    for tokens in (9, 19, 20, 300):
+        x, index, shares = _many(tokens)
+        expected = stack.one_by_one(x.float(), index, shares.float())
+        assert _far(_run(stack, x, index, shares), expected) < STEP
+    assert seen == [20, 300]
+
+
+def test_which_wide_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the tokens of an expert; gpt-oss-120b has four times as many programs as gpt-oss-20b. None for other widths or devices."""
+    monkeypatch.setattr(kernels, "num_processors", lambda device: 132)
+    few, many = 32, 128
+    sizes = 2880, 2880
+    assert own.choose_wide_tiles(1024, 4, few, sizes, CPU) is None
+    monkeypatch.setattr(own, "has_gluon", lambda device: True)
+    widest, narrow, of_many = own.WIDE_TILES
+    for tokens, experts, expected in (
+        *((64, few, None), (79, few, None), (80, few, narrow), (128, few, narrow)),
+        *((192, few, widest), (1024, few, widest)),
+        *((256, many, None), (320, many, of_many), (1024, many, widest)),
+    ):
+        assert own.choose_wide_tiles(tokens, 4, experts, sizes, CPU) == expected
+    assert own.choose_wide_tiles(1024, 4, few, (2880, 2912), CPU) is None
+    # Of two experts eight tokens have ten each, and no list.
+    assert own.choose_wide_tiles(8, 2, 1, sizes, CPU) is None
+    assert all(each.ring_bytes <= copies.MOST_KIB << 10 for each in WIDE)
+
+
+def test_the_order_of_inputs_that_tensor_cores_read() -> None:
+    """As `fragments.py` says: a thread t has inputs 8 t + 4 j + 2 c + e, and tensor cores take them for 16 j + 8 c + 2 t + e."""
+    from manyhands.model.kernels.mxfp4_many import in_order
+
+    x = torch.arange(3 * 96, dtype=torch.float32).view(3, 96).bfloat16()
+    ordered = in_order(x)
+    for block in range(3):
+        for place in range(32):
+            j, c, t, e = place // 16, place // 8 % 2, place // 2 % 4, place % 2
+            asked = x[:, 32 * block + 8 * t + 4 * j + 2 * c + e]
+            assert torch.equal(ordered[:, 32 * block + place], asked)
 
 
 def test_inputs_that_lie_apart() -> None:

@@ -12,6 +12,8 @@ exactly. So a word of eight takes thirteen instructions: the bits lie in it so t
 With few tokens the warps of a program share the inputs, one span after the other, so that reading is spread over many of them,
 and their sums meet at the end. With more tokens each warp has outputs of its own.
 
+Where every expert has ten tokens or more, Hopper has a faster way (`mxfp4_many.py`).
+
 Weights come through a ring in shared memory (`copies.py`), if a processor has as much as Hopper's and registers are not wanted for
 sums of many tokens. Every warp copies for itself what it reads: of a span 16 bytes of words for each thread and step, and for each
 lane one word of factors. Inputs, which are few, are loaded a span ahead. What the second product wants before its inputs was
@@ -27,6 +29,7 @@ known two launches ago: its weights are asked for while the first one ends.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,7 +39,8 @@ import triton.language as tl
 from torch import Tensor
 
 from manyhands.attention.kernels.overlap import launch_options, take_over
-from manyhands.attention.launches import shared_memory
+from manyhands.attention.launches import has_gluon, shared_memory
+from manyhands.model import kernels
 from manyhands.model.kernels import copies
 from manyhands.model.kernels.experts import (
     MOST_CHOSEN,
@@ -50,29 +54,62 @@ from manyhands.model.kernels.experts import (
 from manyhands.model.kernels.fragments import column, halves, hold, multiplied, no_sums, two
 
 
+def _spread(word: str, to: Sequence[str]) -> list[str]:
+    """The bits of a word's numbers put where a bfloat16 has them, two in each of four registers; `moved` and `part` are free."""
+    first, second, third, fourth = to
+    return [
+        f"and.b32 {first}, {word}, 0x81C081C0;",
+        f"shl.b32 moved, {word}, 6;",
+        f"and.b32 {second}, moved, 0x81C081C0;",
+        f"shf.l.wrap.b32 moved, {word}, {word}, 12;",
+        f"and.b32 {third}, moved, 0x81C081C0;",
+        f"shl.b32 part, {word}, 2;",
+        "and.b32 part, part, 0x80C080C0;",
+        f"shf.l.wrap.b32 moved, {word}, {word}, 10;",
+        # 0xEA is (a & b) | c.
+        f"lop3.b32 {fourth}, moved, 0x01000100, part, 0xEA;",
+    ]
+
+
+def _exponents(factors: str, to: Sequence[str]) -> list[str]:
+    """A word of four factors as numbers, each twice in a register."""
+    return [
+        line
+        for i, each in enumerate(to)
+        for line in (f"prmt.b32 {each}, {factors}, 0, 0x4{i}4{i};", f"shl.b32 {each}, {each}, 7;")
+    ]
+
+
+def _scaled(bits: str, factor: str, to: str) -> str:
+    return f"fma.rn.bf16x2 {to}, {bits}, {factor}, none;"
+
+
+_NONE = ".reg .b32 none;\nmov.b32 none, 0x80008000;"
+
+
 def _unpack_assembly() -> str:
     """Four words and a word of four factors (r, h), as exponents -> 16 registers of two weights each."""
-    lines = ["{", ".reg .b32 moved, part, none, by0, by1, by2, by3;", "mov.b32 none, 0x80008000;"]
-    for i in range(4):
-        lines += [f"prmt.b32 by{i}, $20, 0, 0x4{i}4{i};", f"shl.b32 by{i}, by{i}, 7;"]
+    by = [f"by{i}" for i in range(4)]
+    lines = ["{", ".reg .b32 moved, part, by0, by1, by2, by3;", _NONE, *_exponents("$20", by)]
     for word in range(4):
-        source = f"${16 + word}"
-        first, second, third, fourth = (f"${4 * word + i}" for i in range(4))
-        lines += [
-            f"and.b32 {first}, {source}, 0x81C081C0;",
-            f"shl.b32 moved, {source}, 6;",
-            f"and.b32 {second}, moved, 0x81C081C0;",
-            f"shf.l.wrap.b32 moved, {source}, {source}, 12;",
-            f"and.b32 {third}, moved, 0x81C081C0;",
-            f"shl.b32 part, {source}, 2;",
-            "and.b32 part, part, 0x80C080C0;",
-            f"shf.l.wrap.b32 moved, {source}, {source}, 10;",
-            # 0xEA is (a & b) | c.
-            f"lop3.b32 {fourth}, moved, 0x01000100, part, 0xEA;",
-        ]
-        for i, to in enumerate((first, second, third, fourth)):
-            lines.append(f"fma.rn.bf16x2 {to}, {to}, by{word // 2 * 2 + i % 2}, none;")
+        to = [f"${4 * word + i}" for i in range(4)]
+        lines += _spread(f"${16 + word}", to)
+        lines += [_scaled(each, by[word // 2 * 2 + i % 2], each) for i, each in enumerate(to)]
     return "\n".join([*lines, "}"])
+
+
+def _spread_assembly() -> str:
+    """The same in front of the multiplication: 16 registers of bits, and four of factors."""
+    lines = ["{", ".reg .b32 moved, part;", *_exponents("$24", [f"${16 + i}" for i in range(4)])]
+    for word in range(4):
+        lines += _spread(f"${20 + word}", [f"${4 * word + i}" for i in range(4)])
+    return "\n".join([*lines, "}"])
+
+
+def _scale_assembly(r: int) -> str:
+    """Four registers of bits (c, h) of a word with this r, and four of factors (r, h) -> four of weights."""
+    lines = [_scaled(f"${4 + i}", f"${8 + 2 * r + i % 2}", f"${i}") for i in range(4)]
+    return "\n".join(["{", _NONE, *lines, "}"])
 
 
 _WORD_BYTES = tl.constexpr(512)  # of a step, of a warp
@@ -80,6 +117,11 @@ _FACTOR_BYTES = tl.constexpr(128)  # of a span, of a warp: a word for each lane
 _MOST_RINGED = tl.constexpr(4)  # steps of a span: the lanes' words of factors are eights of a step
 _UNPACK = tl.constexpr(_unpack_assembly())
 _UNPACK_OPERANDS = tl.constexpr(",".join(["=r"] * 16 + ["r"] * 8))
+# Of tiles for many tokens (`mxfp4_prompts.py`), in two statements.
+SPREAD = tl.constexpr(_spread_assembly())
+SPREAD_OPERANDS = tl.constexpr(",".join(["=r"] * 20 + ["r"] * 8))
+SCALE = tl.constexpr(tuple(_scale_assembly(r) for r in range(2)))
+SCALE_OPERANDS = tl.constexpr(",".join(["=r"] * 4 + ["r"] * 8))
 
 
 @dataclass(frozen=True)
@@ -126,6 +168,32 @@ _SINGLE = Tiles(row_warps=2, input_warps=2, span=3), Tiles(span=3)  # up to two 
 _FEW = Tiles(row_warps=2, input_warps=2, span=3)  # up to sixteen
 _MORE = Tiles(row_warps=4, input_warps=1, span=3)  # up to 32, of which an expert has an eight
 _MANY = Tiles(row_warps=4, input_warps=1)
+
+
+@dataclass(frozen=True)
+class WideTiles:
+    """How the work is cut where experts have many tokens (`mxfp4_many.py`): columns, warps of 32 outputs, stages of spans of 64 inputs."""
+
+    columns: int = 64
+    warps: int = 4
+    stages: int = 4
+
+    @property
+    def ring_bytes(self) -> int:
+        """Shared memory of the ring of weights."""
+        return int(self.stages * self.warps * (2 * _WORD_BYTES.value + _FACTOR_BYTES.value // 2))
+
+
+# The fastest ones with gpt-oss-20b's and gpt-oss-120b's shapes, or within a tenth of them (benchmarks/results/mxfp4_many.json).
+_LEAST_WIDE = 10  # tokens of an expert, if all have as many
+_LEAST_WIDEST = 24
+WIDE_TILES = (
+    _WIDEST := WideTiles(),
+    _WIDE := WideTiles(columns=32, stages=5),
+    _WIDE_OF_MANY := WideTiles(columns=32, warps=8),
+)
+_MANY_PROGRAMS = 8  # for each processor
+_WIDE_INPUTS = 64  # of a span
 
 
 class PackedWeights(NamedTuple):
@@ -456,7 +524,7 @@ def experts(
     gate: ExpertGate,
     *,
     in_parts: bool = False,
-    tiles: tuple[Tiles, Tiles] | None = None,
+    tiles: tuple[Tiles, Tiles] | WideTiles | None = None,
     eights: int | None = None,
     fast: bool = True,
 ) -> Tensor:
@@ -482,9 +550,18 @@ def experts(
     listed = tokens > _MOST_LOOKED_UP
     lists = list_pairs(index, num_experts) if listed else (index, index)
     groups = num_experts if listed else min(num_experts, tokens * chosen)
+    alpha, limit = gate.clamped
+    if tiles is None and fast and eights is None:
+        tiles = choose_wide_tiles(tokens, chosen, num_experts, (inputs, width), x.device)
+    if isinstance(tiles, WideTiles):
+        from manyhands.model.kernels import mxfp4_many
+
+        assert listed, tokens
+        assert tiles.ring_bytes <= copies.MOST_KIB << 10, tiles
+        mxfp4_many.products(x, lists, shares, gate_up, down, (alpha, limit), parts, tiles)
+        return out if in_parts else add_up(parts, out)
     eights = eights or _eights(tokens, chosen, num_experts)
     num_parts = triton.cdiv(tokens, 8 * eights) if listed else 1
-    alpha, limit = gate.clamped
     first, second = tiles or choose_tiles(tokens, eights, x.device)
     assert max(first.ring_bytes, second.ring_bytes) <= copies.MOST_KIB << 10, (first, second)
     kernel: Any = _mxfp4_product
@@ -525,6 +602,22 @@ def choose_tiles(tokens: int, eights: int, device: torch.device) -> tuple[Tiles,
         return _FEW, _FEW
     is_more = eights == 1 and tokens <= 4 * _MOST_LOOKED_UP
     return (_MORE, _MORE) if is_more else (_MANY, _MANY)
+
+
+def choose_wide_tiles(
+    tokens: int, chosen: int, num_experts: int, widths: tuple[int, int], device: torch.device
+) -> WideTiles | None:
+    """The tiles of both products where experts have many tokens; None where they have few, or the device or a width is another one."""
+    each = tokens * chosen / num_experts
+    if each < _LEAST_WIDE or tokens <= _MOST_LOOKED_UP or not has_gluon(device):
+        return None
+    if any(width % _WIDE_INPUTS for width in widths):
+        return None
+    if each >= _LEAST_WIDEST:
+        return _WIDEST
+    programs = triton.cdiv(2 * widths[1], 32 * _WIDE_OF_MANY.warps) * num_experts
+    is_many = programs >= _MANY_PROGRAMS * kernels.num_processors(device)
+    return _WIDE_OF_MANY if is_many else _WIDE
 
 
 def _eights(tokens: int, chosen: int, num_experts: int) -> int:
