@@ -266,7 +266,7 @@ def products(capability: int) -> None:
         mxfp4.experts(x, index, shares, experts[0], experts[1], gate, eights=eights)
     index = torch.zeros(40, 2, dtype=torch.int64)
     for wide in mxfp4.WIDE_TILES if capability >= 90 else ():
-        mxfp4.experts(zeros(40, 256), index, zeros(40, 2), *experts, gate, tiles=wide)
+        mxfp4.experts(zeros(40, 256), index, zeros(40, 2), experts[0], experts[1], gate, tiles=wide)
     plain = ExpertWeights(zeros(4, 256, 128)), ExpertWeights(zeros(4, 128, 128))
     turned = ExpertWeights(zeros(4, 128, 256), zeros(4, 256)), plain[1]._replace(bias=zeros(4, 128))
     # Looked up, and listed.

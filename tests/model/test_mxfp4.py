@@ -291,7 +291,7 @@ def test_a_token_in_wide_tiles_gets_what_it_gets_whatever_is_beside_it(
 
 @is_hopper
 def test_wide_tiles_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing else is asked for, from ten tokens of an expert on."""
+    """Where nothing else is asked for, from twelve tokens of an expert on."""
     from manyhands.model.kernels import mxfp4_many
 
     seen: list[int] = []
@@ -303,11 +303,11 @@ def test_wide_tiles_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(mxfp4_many, "products", seeing)
     stack = _made(*MANY)[0].to(DEVICE)
-    for tokens in (9, 19, 20, 300):
+    for tokens in (9, 23, 24, 300):
         x, index, shares = _many(tokens)
         expected = stack.one_by_one(x.float(), index, shares.float())
         assert _far(_run(stack, x, index, shares), expected) < STEP
-    assert seen == [20, 300]
+    assert seen == [24, 300]
 
 
 def test_which_wide_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,13 +319,13 @@ def test_which_wide_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own, "has_gluon", lambda device: True)
     widest, narrow, of_many = own.WIDE_TILES
     for tokens, experts, expected in (
-        *((64, few, None), (79, few, None), (80, few, narrow), (128, few, narrow)),
-        *((192, few, widest), (1024, few, widest)),
-        *((256, many, None), (320, many, of_many), (1024, many, widest)),
+        *((64, few, None), (95, few, None), (96, few, narrow), (255, few, narrow)),
+        *((256, few, widest), (1024, few, widest)),
+        *((256, many, None), (384, many, of_many), (768, many, of_many), (1024, many, widest)),
     ):
         assert own.choose_wide_tiles(tokens, 4, experts, sizes, CPU) == expected
     assert own.choose_wide_tiles(1024, 4, few, (2880, 2912), CPU) is None
-    # Of two experts eight tokens have ten each, and no list.
+    # Eight tokens have no list.
     assert own.choose_wide_tiles(8, 2, 1, sizes, CPU) is None
     assert all(each.ring_bytes <= copies.MOST_KIB << 10 for each in WIDE)
 

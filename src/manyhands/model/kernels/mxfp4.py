@@ -12,7 +12,7 @@ exactly. So a word of eight takes thirteen instructions: the bits lie in it so t
 With few tokens the warps of a program share the inputs, one span after the other, so that reading is spread over many of them,
 and their sums meet at the end. With more tokens each warp has outputs of its own.
 
-Where every expert has ten tokens or more, Hopper has a faster way (`mxfp4_many.py`).
+Where an expert has twelve tokens or more, Hopper has a faster way (`mxfp4_many.py`).
 
 Weights come through a ring in shared memory (`copies.py`), if a processor has as much as Hopper's and registers are not wanted for
 sums of many tokens. Every warp copies for itself what it reads: of a span 16 bytes of words for each thread and step, and for each
@@ -184,9 +184,9 @@ class WideTiles:
         return int(self.stages * self.warps * (2 * _WORD_BYTES.value + _FACTOR_BYTES.value // 2))
 
 
-# The fastest ones with gpt-oss-20b's and gpt-oss-120b's shapes, or within a tenth of them (benchmarks/results/mxfp4_many.json).
-_LEAST_WIDE = 10  # tokens of an expert, if all have as many
-_LEAST_WIDEST = 24
+# Of gpt-oss-20b's and gpt-oss-120b's shapes the fastest ones (benchmarks/results/mxfp4_many.json).
+_LEAST_WIDE = 12  # tokens of an expert, if all have as many
+_LEAST_WIDEST = 32
 WIDE_TILES = (
     _WIDEST := WideTiles(),
     _WIDE := WideTiles(columns=32, stages=5),

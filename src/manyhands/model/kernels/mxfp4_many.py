@@ -1,4 +1,4 @@
-"""Experts in mxfp4 that have ten tokens each, or hundreds: a weight is unpacked once for up to 64 of them (Hopper).
+"""Experts in mxfp4 that have twelve tokens each, or hundreds: a weight is unpacked once for up to 64 of them (Hopper).
 
 The kernel for fewer (`kernels/mxfp4.py`) unpacks a weight anew for every 32 tokens, and multiplies with the instructions of one
 warp. Here four warps multiply at once, by instructions that only Hopper has and that take their left operand from registers.
