@@ -7,8 +7,7 @@ of it, and torch says neither which weight nor what to do.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,16 +23,11 @@ def places_of(model: nn.Module) -> dict[str, Place]:
     return {name: (tensor.device, tensor.dtype) for name, tensor in _tensors(model)}
 
 
-@dataclass(frozen=True)
-class Landmark:
+class Landmark(NamedTuple):
     """One weight of a module, found again by its name: a weight that is moved may become another object."""
 
     weights: dict[str, Any]
     name: str
-
-    def address(self) -> int:
-        """Where it lies now."""
-        return int(self.weights[self.name].data_ptr())
 
 
 def landmarks_of(model: PreTrainedModel) -> tuple[Landmark, ...]:
