@@ -10,6 +10,7 @@ import gzip
 import json
 import re
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -40,7 +41,7 @@ from manyhands.server.keys import ANYBODY, Keys
 from manyhands.server.metrics import Metrics
 from manyhands.server.process import Place, check_place, listening
 from manyhands.server.streams import EventStream
-from manyhands.text import Text
+from manyhands.text import Text, grammar
 from tests.server.house import NAME, TEXT, House, Model, connected, make_house, raw, running, soon
 
 KEY = "a-key-of-some-length"
@@ -746,6 +747,30 @@ def test_a_server_that_ends_waits_for_no_reader_of_a_whole_answer(large: bytes) 
         begun = time.monotonic()
     assert time.monotonic() - begun < 10  # of the 60 that it has otherwise
     lazy.close()
+
+
+@pytest.mark.parametrize("where", ["child", "library"])
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM])
+def test_what_the_system_gives_no_more_of_is_no_mistake_of_anybody(
+    slow: House, monkeypatch: pytest.MonkeyPatch, number: int, where: str
+) -> None:
+    """A request for a form starts a child, if none is there, and may import a library: 503 says to come back."""
+
+    def none(*args: Any, **more: Any) -> None:
+        raise OSError(number, "none is left")
+
+    place = (subprocess, "Popen") if where == "child" else (grammar, "_library")
+    monkeypatch.setattr(*place, none)
+    grammar._sandbox.cache_clear()
+    asked = {**body(), "response_format": {"type": "json_object"}}
+    refused = post(slow, asked)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "system_limit")
+    assert "none is left" in refused.json()["error"]["message"]
+    assert int(refused.headers["retry-after"]) > 0
+    number = errno.EACCES  # it would fail later, too
+    assert post(slow, asked).status_code in (400, 500)
+    monkeypatch.undo()
+    assert post(slow, body()).status_code == 200
 
 
 def test_a_run_that_takes_too_long_is_ended() -> None:

@@ -100,8 +100,12 @@ class Gate:
         except Refusal as refusal:
             await answer.refuse(refusal, scope)
         except Exception as error:
-            LOG.exception("a request failed", extra={"request_id": name})
-            await answer.refuse(failure_of(error), scope)
+            refusal = failure_of(error)
+            if refusal.status == 500:
+                LOG.exception("a request failed", extra={"request_id": name})
+            else:
+                LOG.error(f"a request failed: {refusal}", extra={"request_id": name})
+            await answer.refuse(refusal, scope)
         finally:
             self._log(scope, answer, time.perf_counter() - begun)
 
