@@ -152,7 +152,7 @@ def test_a_stream_of_an_outline_and_its_whole_answer_tell_the_same(house: House,
         "temperature": 0,
         "manyhands": {**end, **settings},
     }
-    told = []
+    told: list[tuple[str, list[str]]] = []
     for stream in (False, True):
         said = {"writer": written, **POINTS}
         house.model.dice = Scripts(
@@ -174,8 +174,8 @@ def test_a_stream_of_an_outline_and_its_whole_answer_tell_the_same(house: House,
             message = answer.json()["choices"][0]["message"]
             content, thought = message["content"], message.get("reasoning_content", "")
         told.append((content.strip(), sorted(thought.split("\n\n**"))))
-    (content, thought), streamed = told
-    assert content == streamed[0]
+    (reply, steps), streamed = told
+    assert reply == streamed[0]
     # Points are told while they are written, and stand in the reply.
-    assert thought == [part for part in streamed[1] if not part.startswith(("wind [", "sun ["))]
-    assert bool(thought[0]) == case.startswith("outline") or case.startswith("cut after")
+    assert steps == [part for part in streamed[1] if not part.startswith(("wind [", "sun ["))]
+    assert bool(steps[0]) == case.startswith("outline") or case.startswith("cut after")
