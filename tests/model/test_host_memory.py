@@ -13,7 +13,7 @@ from manyhands.model import memory
 from manyhands.model.host_memory import free_host_bytes
 
 MIB = 1 << 20
-NEVER = "9223372036854771712"  # what a group of version 1 without a limit says
+NEVER = "9223372036854771712"  # a group of version 1 without a limit says so
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -77,7 +77,7 @@ def limited_first(limit: str, held: int, inactive: int = 0) -> dict[str, str]:
 
 
 def test_a_machine_alone(root: Path) -> None:
-    """What it holds of files is free, as the system says."""
+    """Files that it holds are free, as the system says."""
     assert free_host_bytes(root) == 1000 * MIB
 
 

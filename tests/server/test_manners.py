@@ -1058,7 +1058,7 @@ def test_a_client_that_takes_its_time_is_waited_for_and_one_that_takes_nothing_i
 
 
 def test_a_client_that_takes_a_piece_in_parts_is_waited_for() -> None:
-    """What a system takes of a slow reader's stream at once may be megabytes, and lasts long."""
+    """A system takes megabytes of a slow reader's stream at once, and nothing for long."""
     happened, told = sent_to(
         lambda: asyncio.sleep(0.6), with_abort=True, num_taken=lambda: time.monotonic_ns()
     )

@@ -266,7 +266,7 @@ def test_what_is_not_there_is_refused_by_name(
 
 
 def test_instructions_that_a_model_has_no_place_for_are_named() -> None:
-    """What they make of the conversation is a mistake of theirs only where it would be right without them."""
+    """A mistake is theirs only where the conversation would be right without them."""
     text = Text(AutoTokenizer.from_pretrained(bundled.path()))
     user, system = {"role": "user", "content": ASK}, {"role": "system", "content": "Be brief."}
     served = Served(NAME, text)

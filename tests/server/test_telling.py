@@ -104,10 +104,10 @@ def test_random_teams_lose_nothing_and_part_no_step() -> None:
         assert len(text.split("\n\n")) == len(expected)
 
 
-# -- what a stream tells, and what the whole answer does ---------------------------------------------
+# -- a stream and the whole answer ---------------------------------------------
 
 POINTS = {"point_1": ["It blows.", None], "point_2": ["Hot.", None]}
-# What the main strand writes, with settings.
+# The words of the main strand, with settings.
 SKELETONS: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "outline": ([" wind\n2. sun\n\n", "So 7.", None], {}),
     "outline that the turn ends": ([" wind\n2. sun", None], {}),

@@ -277,7 +277,7 @@ class _Server(uvicorn.Server):
             connection.abort()
 
     def _untold(self) -> list[Connection]:
-        """Those who have not been told all yet."""
+        """Clients that have not been told all yet."""
         connections = list(self.server_state.connections)
         return [
             each for each in connections if isinstance(each, Connection) and not each.is_told_all
