@@ -638,6 +638,9 @@ def test_a_part_that_is_elsewhere_or_of_other_numbers_from_the_beginning_is_name
         Engine.load(network, memory_tokens=64)
     assert "model.to('cpu')" in str(caught.value.hint)
     network = tiny_models()["llama"]()
+    network.model.rotary_emb.to(torch.float64)  # it makes no difference
+    Engine.load(network, memory_tokens=64).forward(Step([Row(View([Block()]), (1, 2, 3))]))
+    network = tiny_models()["llama"]()
     network.get_submodule(part).to(torch.bfloat16)
     engine = Engine.load(network, memory_tokens=64, fuse="off")
     said = (

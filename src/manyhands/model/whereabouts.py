@@ -19,7 +19,7 @@ Place = tuple[torch.device, torch.dtype]
 
 
 def places_of(model: nn.Module) -> dict[str, Place]:
-    """Device and dtype of each weight, and of each buffer that is no single number, by its name."""
+    """Device and dtype of each weight, and of each buffer that is saved and no single number, by its name."""
     return {name: (tensor.device, tensor.dtype) for name, tensor in _tensors(model)}
 
 
@@ -80,17 +80,23 @@ def uneven(model: nn.Module) -> InvalidRequest | None:
     return None
 
 
-def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters()
-    for name, buffer in module.named_buffers():
-        if buffer.dim():
-            yield name, buffer
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Weights, and buffers that are saved as such: others, as the frequencies of a rotation, go where they are used."""
+    for prefix, module in model.named_modules():
+        for name, tensor in _own_tensors(module):
+            yield f"{prefix}.{name}" if prefix else name, tensor
+
+
+def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    passing = module._non_persistent_buffers_set
+    for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+        if tensor is not None and tensor.dim() and name not in passing:
+            yield name, tensor
 
 
 def _first_of(part: nn.Module) -> Landmark | None:
     for module in part.modules():
-        for kept in (module._parameters, module._buffers):
-            for name, tensor in kept.items():
-                if tensor is not None and tensor.dim():
-                    return Landmark(kept, name)
+        for name, _ in _own_tensors(module):
+            kept: Any = module._parameters if name in module._parameters else module._buffers
+            return Landmark(kept, name)
     return None
