@@ -588,3 +588,64 @@ def test_a_network_that_its_owner_converts_is_read_no_more(fuse: str, dtype: tor
     network.to(torch.float32)
     (after,) = engine.forward(Step([Row(View([Block()]), (1, 2, 3))]))
     assert float((after - before).abs().max()) < (0.5 if dtype == torch.bfloat16 else 1e-6)
+
+
+# Parts of a network that its owner may move or convert alone.
+PARTS = ("lm_head", "model.embed_tokens", "model.norm", "model.layers.0", "model.layers.1")
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(
+    "fuse", ["off", "on"]
+)  # a head that is laid out for its products cannot be moved
+def test_a_part_that_is_moved_or_converted_is_named(fuse: str, part: str) -> None:
+    """A recording would read where it lay, and torch says neither which weight nor what to do."""
+    network: Any = tiny_models()["llama"]()
+    engine = Engine.load(network, memory_tokens=64, fuse=fuse)
+    own = Block()
+    (before,) = engine.forward(Step([Row(View([own]), (1, 2, 3))]))
+    if not list(network.get_submodule(part).parameters()):
+        assert (fuse, part) == ("on", "lm_head")
+        return
+    for moved in ("meta", torch.bfloat16):
+        kept = [
+            (own, name, weight, weight.data)
+            for own in (module._parameters for module in network.modules())
+            for name, weight in own.items()
+            if weight is not None
+        ]
+        network.get_submodule(part).to(moved)
+        said = rf"its {part}\S* is torch.\w+ on \w+ now, and the engine was made for torch.float32 on cpu"
+        with pytest.raises(InvalidRequest, match=said):
+            engine.forward(Step([Row(View([own]), (4,))]))
+        assert own.tokens == [1, 2, 3]
+        for own_weights, name, weight, was in kept:
+            weight.data = was
+            own_weights[name] = weight
+    (after,) = engine.forward(Step([Row(View([Block()]), (1, 2, 3))]))
+    assert torch.equal(after, before) or float((after - before).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("part", PARTS[:1] + PARTS[-1:])
+def test_a_part_that_is_elsewhere_or_of_other_numbers_from_the_beginning_is_named(
+    part: str,
+) -> None:
+    network: Any = tiny_models()["llama"]()
+    network.get_submodule(part).to("meta")
+    with pytest.raises(
+        InvalidRequest, match=rf"weights are not on cpu.*: {part}\S* is on meta"
+    ) as caught:
+        Engine.load(network, memory_tokens=64)
+    assert "model.to('cpu')" in str(caught.value.hint)
+    network = tiny_models()["llama"]()
+    network.model.rotary_emb.to(torch.float64)  # it makes no difference
+    Engine.load(network, memory_tokens=64).forward(Step([Row(View([Block()]), (1, 2, 3))]))
+    network = tiny_models()["llama"]()
+    network.get_submodule(part).to(torch.bfloat16)
+    engine = Engine.load(network, memory_tokens=64, fuse="off")
+    said = (
+        rf"of other numbers: model.embed_tokens is torch.float32, and {part}\S* is torch.bfloat16"
+    )
+    with pytest.raises(InvalidRequest, match=said) as caught:
+        engine.forward(Step([Row(View([Block()]), (1, 2, 3))]))
+    assert isinstance(caught.value.__cause__, RuntimeError)

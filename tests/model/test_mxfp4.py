@@ -5,6 +5,7 @@ The oracle is transformers' own function that unpacks them, and the modelling co
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -575,6 +576,72 @@ def test_what_would_be_unpacked_to_other_numbers_is_named(folder: Path, said: st
     save_file(whole, place, metadata={"format": "pt"})
     with pytest.raises(ModelNotFound, match=said):
         _load(folder)
+
+
+# Names of gpt-oss's first layout, in the place of those behind "model.layers.0.".
+FIRST_NAMES = {
+    "mlp.experts.gate_up_proj_blocks": "mlp.mlp1_weight.blocks",
+    "mlp.experts.gate_up_proj_scales": "mlp.mlp1_weight.scales",
+    "mlp.experts.gate_up_proj_bias": "mlp.mlp1_bias",
+    "mlp.experts.down_proj_blocks": "mlp.mlp2_weight.blocks",
+    "mlp.experts.down_proj_scales": "mlp.mlp2_weight.scales",
+    "mlp.experts.down_proj_bias": "mlp.mlp2_bias",
+    "self_attn.o_proj.weight": "attn.out.weight",
+}
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_the_layout_in_which_it_was_published_first_is_named(
+    folder: Path, keeps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "keeps_mxfp4", lambda config, device, dtype: keeps)
+    place = folder / "model.safetensors"
+    renamed = {}
+    for name, tensor in load_file(place).items():
+        head, _, rest = name.removeprefix("model.layers.").partition(".")
+        renamed[f"block.{head}.{FIRST_NAMES[rest]}" if rest in FIRST_NAMES else name] = tensor
+    save_file(renamed, place, metadata={"format": "pt"})
+    said = r"found block\.0\.mlp\.mlp1_weight\.blocks, expected .*experts\.gate_up_proj_blocks"
+    with pytest.raises(UnsupportedModel, match=said) as caught:
+        _load(folder)
+    assert "not its folder `original`" in str(caught.value.hint)
+
+
+def test_names_of_a_network_without_a_head(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read where experts are unpacked."""
+    place = folder / "model.safetensors"
+    renamed = {name.removeprefix("model."): each for name, each in load_file(place).items()}
+    save_file(renamed, place, metadata={"format": "pt"})
+    assert _logits(_load(folder)).isfinite().all()
+    monkeypatch.setattr(loading, "keeps_mxfp4", lambda config, device, dtype: True)
+    said = r"found embed_tokens\.weight, expected names such as model\.layers"
+    with pytest.raises(UnsupportedModel, match=said) as caught:
+        _load(folder)
+    assert 'quantise="none"' in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("sliding_window", 0, "sliding_window is 0; expected 1 or more"),
+        ("sliding_window", -1, "sliding_window is -1; expected 1 or more"),
+        ("sliding_window", None, "sliding_window is None; expected a number of tokens, since 1 of"),
+        ("swiglu_limit", 0.0, r"swiglu_limit is 0\.0; expected a positive number"),
+        ("swiglu_limit", -7.0, r"swiglu_limit is -7\.0; expected a positive number"),
+        ("swiglu_limit", None, "swiglu_limit.* expected float, got None"),
+    ],
+)
+def test_windows_and_limits_that_none_can_have_are_named(
+    folder: Path, field: str, value: Any, said: str
+) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {field: value}))
+    with pytest.raises(UnsupportedModel, match=said):
+        _load(folder)
+    config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
+    if field == "sliding_window":  # no layer asks for it
+        (folder / "config.json").write_text(json.dumps(config | {field: value}))
+        assert _logits(_load(folder)).isfinite().all()
 
 
 @pytest.mark.usefixtures("kept")

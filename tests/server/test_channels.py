@@ -102,8 +102,7 @@ def test_a_method_whose_strand_is_the_reply(house: House, client: OpenAI, method
     assert reasoning.partition(":** ")[2] == REASONING
     say(house, f"{THOUGHT}It is 7.<|return|>", writer="writer")
     content, thought, reason, _ = streamed(client, **asked)
-    # A stream of `skeleton` tells words of the reply before it knows that they are no outline.
-    assert (thought.startswith if method == "skeleton" else thought.__eq__)(REASONING)
+    assert thought == REASONING
     assert (content, reason) == ("It is 7.", "stop")
 
 

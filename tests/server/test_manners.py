@@ -10,10 +10,12 @@ import gzip
 import json
 import re
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -23,11 +25,15 @@ import httpx2
 import hypothesis
 import pytest
 from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 import manyhands.server as server_room
 from manyhands.errors import InvalidRequest, OutOfMemory
 from manyhands.schema.openai import InvalidField
+from manyhands.server import connection, process
 from manyhands.server.app import make_app
 from manyhands.server.body import MAX_NESTING, read_json
 from manyhands.server.connection import _Transport
@@ -35,7 +41,7 @@ from manyhands.server.keys import ANYBODY, Keys
 from manyhands.server.metrics import Metrics
 from manyhands.server.process import Place, check_place, listening
 from manyhands.server.streams import EventStream
-from manyhands.text import Text
+from manyhands.text import Text, grammar
 from tests.server.house import NAME, TEXT, House, Model, connected, make_house, raw, running, soon
 
 KEY = "a-key-of-some-length"
@@ -474,32 +480,49 @@ def read_to_the_end(client: socket.socket) -> bytes:
     return found
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_shuts_its_own_side_reads_its_answer(
-    slow: House, stream: bool, waits: bool
+    slow: House, stream: bool, waits: bool, version: str
 ) -> None:
-    """At once or while the answer is made, and the connection ends behind it."""
+    """At once or while the answer is made; nothing stands before the answer, and the connection ends behind it."""
     asked = body(stream=stream, temperature=0, max_tokens=40)
     with connected(slow) as client:
-        client.sendall(request(slow, CHAT, asked))
+        client.sendall(request(slow, CHAT, asked, version))
         if waits:
             time.sleep(10 * SLOW)
         client.shutdown(socket.SHUT_WR)
         found = read_to_the_end(client)
-    assert (b"100 Continue" in found) != (stream and waits)
-    final = found[found.index(b"HTTP/1.1 200 OK") :]
-    headers, _, content = final.partition(b"\r\n\r\n")
+    assert found.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert found.count(b"HTTP/1.1") == 1
+    headers, _, content = found.partition(b"\r\n\r\n")
     if stream:
-        assert b"chunked" in headers
-        assert content.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        assert (b"chunked" in headers) == (version == "1.1")
+        end = b"\r\n0\r\n\r\n" if version == "1.1" else b""
+        assert content.endswith(b"data: [DONE]\n\n" + end)
     else:
         assert json.loads(content)["usage"]["completion_tokens"] == 40
     assert soon(lambda: not slow.front.runs.live)
 
 
-def test_an_interim_answer_disturbs_no_common_client(slow: House) -> None:
-    """The words that are sent to a client that has shut its side, as Python's own client reads them."""
+def test_an_answer_has_one_beginning_however_long_it_is_waited_for(
+    slow: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first nine bytes come before it, and no tenth."""
+    monkeypatch.setattr(connection, "_GROWTH", 1)
+    pieces = []
+    with connected(slow) as client:
+        client.sendall(request(slow, CHAT, body(max_tokens=200)))
+        client.shutdown(socket.SHUT_WR)
+        while piece := client.recv(65536):
+            pieces.append(piece)
+    assert b"".join(pieces[:9]) == b"HTTP/1.1 "
+    assert pieces[9].startswith(b"200 OK\r\n")
+
+
+def test_words_to_a_client_that_has_shut_its_side_disturb_no_common_client(slow: House) -> None:
+    """As Python's own client reads them."""
     with connected(slow) as client:
         client.sendall(request(slow, CHAT, body(max_tokens=60)))
         client.shutdown(socket.SHUT_WR)
@@ -537,9 +560,8 @@ def test_a_client_that_is_gone_is_told_from_one_that_reads_on(slow: House, versi
     client.sendall(request(slow, CHAT, body(max_tokens=1900), version))
     assert soon(lambda: len(slow.front.runs.live) == 1)
     client.shutdown(socket.SHUT_WR)
-    if version == "1.1":
-        time.sleep(0.5)  # it may leave later, too
-        assert len(slow.front.runs.live) == 1
+    time.sleep(0.5)  # it may leave later, too
+    assert len(slow.front.runs.live) == 1
     client.close()
     begun = time.monotonic()
     assert soon(lambda: not slow.front.runs.live)
@@ -563,7 +585,6 @@ def test_a_client_that_leaves_a_stream_which_is_silent_is_told_from_one_that_rea
                 second.shutdown(socket.SHUT_WR)
                 while found.count(b": \n\n") < 2:
                     found += second.recv(65536)
-                assert b"100 Continue" not in found
             assert len(house.front.runs.live) == 2
             second.close()
             begun = time.monotonic()
@@ -670,6 +691,86 @@ def test_a_reader_that_never_reads_is_cut_off_and_disturbs_nobody() -> None:
             assert b"[DONE]" not in got
         assert house.num_pages_used() == 0
         assert 10 < house.model.num_passes < 1800, "the run ended with its reader"
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """A request that any server of ours answers with more than systems keep for a socket."""
+
+    async def answer(request: Request) -> Response:
+        return Response(b"a" * (20 << 20))
+
+    app = Starlette(routes=[Route("/large", answer)])
+    monkeypatch.setattr(process, "make_app", lambda front, **more: app)
+    return b"GET /large HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.mark.parametrize("way", ["half-closed", "closed", "kept", "several", "late half-closed"])
+def test_a_reader_that_takes_nothing_of_a_whole_answer_is_cut_off(large: bytes, way: str) -> None:
+    """However its connection was to end; one that reads slowly, and longer than that, has all of it."""
+    close = b"Connection: close\r\n" if way == "closed" else b""
+    asked = (large + close + b"\r\n") * (3 if way == "several" else 1)
+    house = make_house(stall_seconds=0.5)
+    with running(house), connected(house) as lazy, connected(house) as reader:
+        for client in (lazy, reader):
+            client.sendall(asked)
+            if way == "late half-closed":
+                assert client.recv(1)
+            if "half-closed" in way:
+                client.shutdown(socket.SHUT_WR)
+        found = reader.recv(1 << 20)
+        for _ in range(5 if way == "half-closed" else 0):
+            time.sleep(0.3)
+            found += reader.recv(4 << 20)
+        while len(found) < 20 << 20 and (piece := reader.recv(1 << 20)):
+            found += piece
+        assert len(found) >= 20 << 20
+        reader.close()
+        if way == "kept":  # uvicorn's keep-alive time is over after 5 s
+            time.sleep(5)
+        begun = time.monotonic()
+        got = 0
+        time.sleep(2)
+        with suppress(ConnectionError):
+            while piece := lazy.recv(1 << 20):
+                got += len(piece)
+        assert 0 < got < 20 << 20
+        assert time.monotonic() - begun < 10
+
+
+def test_a_server_that_ends_waits_for_no_reader_of_a_whole_answer(large: bytes) -> None:
+    house = make_house()
+    with running(house):
+        lazy = connected(house)
+        lazy.sendall(large + b"\r\n")
+        assert lazy.recv(1) == b"H"
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 10  # of the 60 that it has otherwise
+    lazy.close()
+
+
+@pytest.mark.parametrize("where", ["child", "library"])
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM])
+def test_what_the_system_gives_no_more_of_is_no_mistake_of_anybody(
+    slow: House, monkeypatch: pytest.MonkeyPatch, number: int, where: str
+) -> None:
+    """A request for a form starts a child, if none is there, and may import a library: 503 says to come back."""
+
+    def none(*args: Any, **more: Any) -> None:
+        raise OSError(number, "none is left")
+
+    place = (subprocess, "Popen") if where == "child" else (grammar, "_library")
+    monkeypatch.setattr(*place, none)
+    grammar._sandbox.cache_clear()
+    asked = {**body(), "response_format": {"type": "json_object"}}
+    refused = post(slow, asked)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "system_limit")
+    assert "none is left" in refused.json()["error"]["message"]
+    assert int(refused.headers["retry-after"]) > 0
+    number = errno.EACCES  # it would fail later, too
+    assert post(slow, asked).status_code in (400, 500)
+    monkeypatch.undo()
+    assert post(slow, body()).status_code == 200
 
 
 def test_a_run_that_takes_too_long_is_ended() -> None:
@@ -906,7 +1007,12 @@ def test_a_request_may_come_in_pieces_of_any_size(guarded: House) -> None:
         assert answer.startswith(b"HTTP/1.1 200 "), (size, answer)
 
 
-def sent_to(take: Callable[[], Awaitable[None]], *, with_abort: bool) -> tuple[list[str], bytes]:
+def sent_to(
+    take: Callable[[], Awaitable[None]],
+    *,
+    with_abort: bool,
+    num_taken: Callable[[], int] = lambda: 0,
+) -> tuple[list[str], bytes]:
     """The events of a stream of three pieces, each of which its client takes like this, and its bytes."""
     happened: list[str] = []
     body = b""
@@ -930,7 +1036,9 @@ def sent_to(take: Callable[[], Awaitable[None]], *, with_abort: bool) -> tuple[l
     stream = EventStream(
         pieces(), stall_seconds=0.2, on_end=lambda: happened.append("ended"), headers={}
     )
-    state = {"abort": lambda: happened.append("cut off")} if with_abort else {}
+    state: dict[str, Any] = {"num_taken": num_taken}
+    if with_abort:
+        state["abort"] = lambda: happened.append("cut off")
     asyncio.run(stream({"type": "http", "state": state}, receive, send))
     return happened, body
 
@@ -947,6 +1055,15 @@ def test_a_client_that_takes_its_time_is_waited_for_and_one_that_takes_nothing_i
     assert happened == [*["cut off"] * with_abort, "source closed", "ended"]
     assert told == b""
     assert 0.2 < time.monotonic() - began < 5
+
+
+def test_a_client_that_takes_a_piece_in_parts_is_waited_for() -> None:
+    """A system takes megabytes of a slow reader's stream at once, and nothing for long."""
+    happened, told = sent_to(
+        lambda: asyncio.sleep(0.6), with_abort=True, num_taken=lambda: time.monotonic_ns()
+    )
+    assert happened == ["source closed", "ended"]
+    assert told.count(b"data") == 3
 
 
 @pytest.mark.parametrize("piece", [["[", "]"], ['{"a":', "}"]])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
 import os
 import signal
@@ -14,10 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import IO, Any
+from unittest.mock import Mock
 
 import httpx2
 import pytest
 
+from manyhands.server import process as of_process
 from tests.server.house import NAME, soon
 
 if sys.platform != "win32":
@@ -210,3 +214,43 @@ def test_an_engine_that_breaks_ends_the_process_with_its_code() -> None:
     assert code == 70
     assert "the device is lost" in told  # the log has the reason
     assert all(json.loads(line) for line in told.splitlines())
+
+
+class _WithoutFiles(socket.socket):
+    """A socket that listens in a process that may open no more files."""
+
+    def accept(self) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_a_server_that_ends_while_connections_wait_for_files_makes_no_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """asyncio tries again a second later, at a socket that is closed then; of any other mistake it tells."""
+    log = Mock()
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(of_process, "LOG", log)
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "default_exception_handler", told.append)
+        loop.set_exception_handler(of_process._FilesRunOut())
+        listener = _WithoutFiles()
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        server = await asyncio.start_server(Mock(), sock=listener)
+        with socket.create_connection(listener.getsockname()):
+            await asyncio.sleep(0.2)
+            server.close()
+            listener.close()
+            await asyncio.sleep(1.2)
+        assert log.error.call_count == 1
+        assert "connections wait" in log.error.call_args.args[0]
+        assert not told
+        loop.call_soon(int, "no number")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(serve())
+    (context,) = told
+    assert isinstance(context["exception"], ValueError)

@@ -11,10 +11,14 @@ from openai import BadRequestError, OpenAI
 from openai.types.beta.beta_response import BetaResponse
 from openai.types.responses import Response
 from pydantic import BaseModel
+from transformers import AutoTokenizer
 
+from manyhands import bundled
 from manyhands.errors import OutOfMemory
 from manyhands.schema.conversation import Conversation, Message
+from manyhands.schema.openai import InvalidField
 from manyhands.server.asked import Served, understand
+from manyhands.text import Text
 from tests.server.house import NAME, TEXT, House, Model, make_house, running
 
 ASK = "Which number is 3+4?"
@@ -259,3 +263,22 @@ def test_what_is_not_there_is_refused_by_name(
     with pytest.raises(BadRequestError) as caught:
         client.responses.create(**{"model": NAME, "input": ASK, **wrong})
     assert caught.value.param == param
+
+
+def test_instructions_that_a_model_has_no_place_for_are_named() -> None:
+    """A mistake is theirs only where the conversation would be right without them."""
+    text = Text(AutoTokenizer.from_pretrained(bundled.path()))
+    user, system = {"role": "user", "content": ASK}, {"role": "system", "content": "Be brief."}
+    served = Served(NAME, text)
+    cases: list[tuple[Any, str | None, str]] = [
+        (ASK, "Be brief.", "instructions"),
+        ([user], "Be brief.", "instructions"),
+        ([system, user], None, "input"),
+        ([system, user], "Be brief.", "input"),
+        ([{"role": "assistant", "content": "7"}], "Be brief.", "input"),
+    ]
+    for said, instructions, param in cases:
+        given = {"model": NAME, "input": said, "instructions": instructions}
+        with pytest.raises(InvalidField) as caught:
+            understand("/v1/responses", given, served)
+        assert caught.value.param == param

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
 
 from manyhands.server.telling import Teller, Told
 from manyhands.strategies.events import (
@@ -14,6 +20,8 @@ from manyhands.strategies.events import (
     TokenWritten,
     WorkerPaused,
 )
+from tests.server.house import NAME, TEXT, House, make_house, running
+from tests.strategies.driver import Scripts
 
 
 def told(events: list[Event], *names: str, solo: bool = False) -> list[Told]:
@@ -94,3 +102,80 @@ def test_random_teams_lose_nothing_and_part_no_step() -> None:
         expected = {f"**W{w} [{s}]:** {said.strip()}" for (w, s), said in steps.items()}
         assert set(text.split("\n\n")) == expected
         assert len(text.split("\n\n")) == len(expected)
+
+
+# -- a stream and the whole answer ---------------------------------------------
+
+POINTS = {"point_1": ["It blows.", None], "point_2": ["Hot.", None]}
+# The words of the main strand, with settings.
+SKELETONS: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "outline": ([" wind\n2. sun\n\n", "So 7.", None], {}),
+    "outline that the turn ends": ([" wind\n2. sun", None], {}),
+    **{
+        f"cut after {budget}": ([" wind\n2. sun\n\n", "So 7.", None], {"budget": budget})
+        for budget in range(1, 24)
+    },
+    "outline of one word": ([" wind", None], {}),
+    "none": ([" It is 7, and I say so at once.", None], {"title_tokens": 3}),
+    "none, then empty lines": (
+        [" It is 7, and I say so\n\n\n\nat once.\n\nSo", " yes.", None],
+        {"title_tokens": 3},
+    ),
+    "nothing": ([None], {}),
+    "blanks": (["\n\n", None], {}),
+    "lines that are no outline": (
+        [" a\n", "2. b", " or c, and more than a title\n\n"],
+        {"title_tokens": 3},
+    ),
+    "longer than an outline": (
+        [" It is so much that I say, and more than", " that."],
+        {"outline_tokens": 9},
+    ),
+    "cut": ([" It is so much that I say, and more than", " that."], {"budget": 12}),
+}
+
+
+@pytest.fixture(scope="module")
+def house() -> Iterator[House]:
+    with running(make_house()) as house:
+        yield house
+
+
+@pytest.mark.parametrize("case", SKELETONS)
+def test_a_stream_of_an_outline_and_its_whole_answer_tell_the_same(house: House, case: str) -> None:
+    """Each word once, whether it is a word of the reply or of an outline, which only its end says."""
+    written, settings = SKELETONS[case]
+    end = {"end": {"finisher": False}}
+    asked = {
+        "model": f"{NAME}:skeleton",
+        "messages": [{"role": "user", "content": "who"}],
+        "temperature": 0,
+        "manyhands": {**end, **settings},
+    }
+    told: list[tuple[str, list[str]]] = []
+    for stream in (False, True):
+        said = {"writer": written, **POINTS}
+        house.model.dice = Scripts(
+            TEXT, **{name.replace("_", " "): [*words] for name, words in said.items()}
+        )
+        given = {**asked, "stream": stream}
+        answer = httpx2.post(f"{house.url}/v1/chat/completions", json=given, timeout=20)
+        assert answer.status_code == 200, answer.text
+        if stream:
+            events = [line[6:] for line in answer.text.split("\n") if line.startswith("data: {")]
+            deltas = [
+                json.loads(line)["choices"][0]["delta"] for line in events if '"choices":[{' in line
+            ]
+            content, thought = (
+                "".join(delta.get(key) or "" for delta in deltas)
+                for key in ("content", "reasoning_content")
+            )
+        else:
+            message = answer.json()["choices"][0]["message"]
+            content, thought = message["content"], message.get("reasoning_content", "")
+        told.append((content.strip(), sorted(thought.split("\n\n**"))))
+    (reply, steps), streamed = told
+    assert reply == streamed[0]
+    # Points are told while they are written, and stand in the reply.
+    assert steps == [part for part in streamed[1] if not part.startswith(("wind [", "sun ["))]
+    assert bool(steps[0]) == case.startswith("outline") or case.startswith("cut after")

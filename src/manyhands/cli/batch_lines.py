@@ -113,7 +113,9 @@ def understand(
     try:
         settings = settings_of(request, own, isolate=isolate)
     except InvalidRequest as error:
-        raise placed(error, type(request).model_fields) from error
+        if (told := placed(error, type(request).model_fields)) is error:
+            raise  # no error is its own cause
+        raise told from error
     prompts = prompts_of(request, text)
     return Request(number, name, fingerprint(line, defaults), line["url"], prompts, settings)
 

@@ -78,6 +78,13 @@ from manyhands.model.quantised.quantise import check_quantise
 from manyhands.model.recurrent import States, state_bytes
 from manyhands.model.settings import ModelSettings
 from manyhands.model.shelf import MemoryShelf
+from manyhands.model.whereabouts import (
+    check_one_device,
+    check_unmoved,
+    landmarks_of,
+    places_of,
+    uneven,
+)
 from manyhands.replay.forward import Find, Replay, replay_logits
 from manyhands.replay.merged import Merged
 
@@ -340,6 +347,7 @@ class LocalExecutor:
         cannot be written to.
         """
         settings = settings or ModelSettings()
+        check_one_device(adapter.model, adapter.device)
         eight_bits = settings.kv_cache_dtype == "int8"
         chosen = choose_backend(settings.backend, adapter, eight_bits=eight_bits)
         free = free_bytes(adapter.device)
@@ -363,7 +371,9 @@ class LocalExecutor:
         )
         self.weights = Weights(adapter.device)
         self._first_weight = next(adapter.model.parameters())
-        self._weights_were = _place_of(self._first_weight)
+        self._weights_were = places_of(adapter.model)
+        self._landmarks = landmarks_of(adapter.model)
+        self._landmarks_at = self._addresses()
         # It keeps no memory, and no other storage has its number while it is there.
         self._weights_at = StorageWeakRef(self._first_weight.untyped_storage())
         self._kept: Tensor | None = None  # logits [D, V] of the tokens that were drafted last
@@ -439,7 +449,7 @@ class LocalExecutor:
         """See `Executor.run`."""
         self._check_place()
         self._drop_begun()
-        outcome = self.passes.run(plan, targets)
+        outcome = self._passed(plan, targets)
         if plan.num_drafted is not None:
             outcome = self._keep_drafted(plan, outcome)
         tokens: tuple[int, ...] = ()
@@ -495,17 +505,11 @@ class LocalExecutor:
         One that is again what it was lies somewhere else, where no recording reads: all are dropped. `is_begun`: so is a pass that was
         begun before, which raises InvalidRequest as well.
         """
-        now = _place_of(self._first_weight)
-        if now != self._weights_were:
-            (device, dtype), (was_on, was) = now, self._weights_were
-            raise InvalidRequest(
-                f"the network of this engine was moved or converted: it is {dtype} on {device} now, and the engine was "
-                f"made for {was} on {was_on}",
-                hint="undo that, or make a new engine of it",
-            )
+        addresses = self._addresses()
         storage = self._first_weight.untyped_storage()
-        if storage._cdata != self._weights_at.cdata:
-            self._weights_at = StorageWeakRef(storage)
+        if storage._cdata != self._weights_at.cdata or addresses != self._landmarks_at:
+            check_unmoved(self.adapter.model, self._weights_were)
+            self._weights_at, self._landmarks_at = StorageWeakRef(storage), addresses
             self._drop_begun()
             self.passes.forget()
             if is_begun:
@@ -513,6 +517,19 @@ class LocalExecutor:
                     "the network of this engine was moved, and came back, while a pass of it was under way",
                     hint="ask again, and leave the network where it is while it is used",
                 )
+
+    def _addresses(self) -> tuple[int, ...]:
+        """Where the landmarks lie: a few, for a pass has no time to look at all weights."""
+        return tuple([weights[name].data_ptr() for weights, name in self._landmarks])
+
+    def _passed(self, plan: Plan, targets: Targets | None = None) -> PassOutcome:
+        """The outcome of a pass. A failure for weights of different numbers is said as that."""
+        try:
+            return self.passes.run(plan, targets)
+        except RuntimeError as error:
+            if (reason := uneven(self.adapter.model)) is not None:
+                raise reason from error
+            raise
 
     def _begin(self, chosen: Chosen, ahead: Ahead | None) -> bool:
         """Begin the pass that `ahead` gives, behind all that chooses these tokens; whether there was one."""
@@ -598,7 +615,7 @@ class LocalExecutor:
         self._check_place()
         # A recorded pass writes its logits to the same place again.
         self._drop_begun()
-        return self.passes.run(plan).logits.clone()
+        return self._passed(plan).logits.clone()
 
     @torch.inference_mode()
     def move(self, moves: Sequence[Move]) -> None:
@@ -698,11 +715,6 @@ class LocalExecutor:
             return back.rotations.rotate(keys, store.rope).to(own), values.to(own)
 
         return find
-
-
-def _place_of(weight: Tensor) -> tuple[torch.device, torch.dtype]:
-    """Where a weight lies, and of which numbers it is."""
-    return weight.device, weight.dtype
 
 
 def made_up(adapter: ModelAdapter, layer: int, num_tokens: int, seed: int) -> tuple[Tensor, Tensor]:

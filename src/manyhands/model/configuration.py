@@ -41,8 +41,9 @@ _COUNTS = (
 )
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _CHOSEN = ("num_experts_per_tok", "top_k_experts")  # experts of a token
+_WINDOWS = {"sliding_window": "sliding_attention", "attention_chunk_size": "chunked_attention"}
 _MOST_MODULES = 4096
-_POSITIVE = ("rope_theta", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
+_POSITIVE = ("rope_theta", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "swiglu_limit")
 REPAIR = "download config.json again, or repair it"
 
 
@@ -67,6 +68,7 @@ def check_sizes(name: str, config: Any) -> None:
                     f"{min(experts)}, as many as a layer has",
                     hint=REPAIR,
                 )
+    _check_windows(name, config)
     entry = getattr(config, "quantization_config", None)
     if entry is not None and not (isinstance(entry, dict) or hasattr(entry, "to_dict")):
         raise UnsupportedModel(
@@ -74,6 +76,28 @@ def check_sizes(name: str, config: Any) -> None:
             f"a table",
             hint=REPAIR,
         )
+
+
+def _check_windows(name: str, config: Any) -> None:
+    """Raise UnsupportedModel where layers attend in windows of no tokens, or of an unknown number."""
+    kinds = getattr(config, "layer_types", None)
+    for field, kind in _WINDOWS.items():
+        if not hasattr(type(config), field):  # an entry that the architecture does not read
+            continue
+        for size in values_of(config, field):
+            is_meant = kinds is None or kind in kinds
+            if is_meant and isinstance(size, int) and size < 1:
+                expected = "1 or more tokens"
+            elif size is None and kinds is not None and kind in kinds:
+                expected = (
+                    f"a number of tokens, since {kinds.count(kind)} of layer_types are {kind}"
+                )
+            else:
+                continue
+            raise UnsupportedModel(
+                f"the configuration of {name!r} cannot be used: {field} is {size!r}; expected {expected}",
+                hint=REPAIR,
+            )
 
 
 def check_written(name: str) -> dict[str, Any]:

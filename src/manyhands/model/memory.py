@@ -7,7 +7,6 @@ rotated again while a block stays where it is, however many views meet it at how
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from manyhands.cache.pages import Move
 from manyhands.errors import InvalidRequest, OutOfMemory
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.host_linear import laid_out_bytes
+from manyhands.model.host_memory import free_host_bytes
 from manyhands.model.recurrent import state_bytes
 
 
@@ -207,12 +207,4 @@ def free_bytes(device: torch.device) -> int:
     """Free memory of a device, now."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return _free_host_bytes()
-
-
-def _free_host_bytes() -> int:
-    """Free memory of the host; 4 GiB where the system does not tell."""
-    names = ("SC_AVPHYS_PAGES", "SC_PAGE_SIZE")
-    if not all(name in os.sysconf_names for name in names):
-        return 4 << 30
-    return os.sysconf(names[0]) * os.sysconf(names[1])
+    return free_host_bytes()

@@ -18,7 +18,7 @@ from typing import Any
 
 from manyhands.cache.prefixes import PrefixTree
 from manyhands.cache.step import Choice
-from manyhands.errors import InvalidRequest
+from manyhands.errors import InvalidRequest, ManyhandsError
 from manyhands.prompts.load import Prompts
 from manyhands.replay.trace import record
 from manyhands.schema.lines import Line
@@ -178,7 +178,9 @@ def understand(url: str, body: object, served: Served) -> Asked:
         assert isinstance(request, ResponsesBody), f"{url} makes text"
         return _response(request, served)
     except InvalidRequest as error:
-        raise placed(error, BODIES[url].model_fields) from error
+        if (told := placed(error, BODIES[url].model_fields)) is error:
+            raise  # no error is its own cause
+        raise told from error
 
 
 def understand_run(body: object, served: Served) -> Asked:
@@ -269,8 +271,20 @@ def _response(request: ResponsesBody, served: Served) -> Asked:
         if error.param not in others:
             raise
         own = others[error.param]
+        if error.param == "messages" and request.instructions and _is_fine(chat, served):
+            own = "instructions"
         message = str(error).replace(error.param, own)
         raise InvalidField(message, param=own, hint=error.hint) from error
+
+
+def _is_fine(chat: ChatBody, served: Served) -> bool:
+    """Whether this request would be met without its first message, which is made of the instructions of a response."""
+    assert chat.messages, "the instructions are one"
+    try:
+        _chat(chat.model_copy(update={"messages": chat.messages[1:]}), served)
+    except ManyhandsError:
+        return False
+    return True
 
 
 def _echoed(request: ResponsesBody) -> dict[str, Any]:

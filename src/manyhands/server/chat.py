@@ -141,7 +141,7 @@ async def _told(front: Front, runs: Sequence[ServedRun]) -> AsyncIterator[bytes]
     pieces = [
         _PlainChunks(front, run, chunks)
         if run.asked.spec is None
-        else _MethodChunks(run, chunks, index)
+        else _MethodChunks(front, run, chunks, index)
         for index, run in enumerate(runs)
     ]
     yield b"".join(each.opening() for each in pieces)
@@ -307,9 +307,9 @@ class _Spelled:
 class _MethodChunks:
     """One run of a method in chunks: its workers think, the reply is the content of its choice."""
 
-    def __init__(self, run: ServedRun, chunks: _Chunks, index: int) -> None:
+    def __init__(self, front: Front, run: ServedRun, chunks: _Chunks, index: int) -> None:
         self._chunks, self._index = chunks, index
-        self._teller = Teller(run.spec.names, solo=run.spec.method.solo)
+        self._teller = Teller.of_run(run.spec, front.served.text)
         self._has_content = False
 
     def opening(self) -> bytes:

@@ -5,17 +5,20 @@ What uvicorn leaves to a proxy in front of it:
 - Headers that come a byte a second. A connection on which no request begins within `request_seconds`, or
   none after the last answer within the keep-alive time, is closed.
 - A reader that takes nothing. Closing such a connection waits until what is buffered was sent, which is
-  never; `abort`, which every request finds in its state, does not wait.
+  never; `abort`, which every request finds in its state, does not wait. Where more is buffered than should be, or where the
+  connection is being closed, a client has `stall_seconds` to take some of it, and as long again behind all that it takes.
 - What is no HTTP is told so as everything else is: with OpenAI's error object. So is a request on one connection too many:
   every request finds in its state whether its connection is one, and the gate asks. A connection that came while there was room
   is none, however many have come behind it: uvicorn's own limit refuses all of a crowd.
 - An answer that comes before its request has: a body that is too large, a wrong key, headers that are too long. A connection that is
   closed while its client sends is reset, and the answer thrown away unread. So this side of it ends, and what still comes is
   taken and forgotten, for as long as a request may take to arrive.
-- A client that shuts its own side behind a whole request, and reads on, as HTTP/1.1 allows. One that is gone looks the same until
-  something is sent to it: it answers with a reset, and what is sent next fails. So before an answer begins `100 Continue` is
-  sent, which clients have to pass over (RFC 9110, section 15.2), and again; within a stream of events, a comment. HTTP/1.0 knows no such words; there a side that
-  is shut is a client that is gone.
+- A client that shuts its own side behind a whole request, and reads on, as HTTP allows. One that is gone looks the same until
+  something is sent to it: it answers with a reset, which is an error of the socket. All answers begin with the same nine bytes, so
+  until an answer begins these are sent, one at a time, and within a stream of events comments: no client is told anything else
+  than its answer. `100 Continue` is no such thing: HTTP/1.0 does not know it, and some clients take five at most. Behind
+  the ninth byte the system asks (TCP keep-alive), whom a client's system answers with a reset once it has forgotten the
+  connection, a minute after it was closed.
 
 Pieces of a stream may be written past the layers of ASGI and h11, which look at each of them again: `piece_writer`, in the
 state of every request too. What that saves stands in docs/log.md.
@@ -25,6 +28,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -34,13 +39,26 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from manyhands.server.failures import Refusal
+from manyhands.server.limits import Limits
 from manyhands.server.streams import PING
+
+try:
+    from fcntl import ioctl as _ioctl
+    from termios import TIOCOUTQ
+
+    _NUM_UNTAKEN: int | None = TIOCOUTQ  # bytes of a socket that were not acknowledged
+except ImportError:  # not on every system
+    _NUM_UNTAKEN = None
 
 # States of a client that has sent all that its connection is for; one in another state may still send.
 _SENDS_NO_MORE = frozenset({h11.IDLE, h11.DONE, h11.MUST_CLOSE, h11.CLOSED})
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-# Seconds from the first such words to the next, and at most between any two: each wait is twice the one before.
-_FIRST_WAIT, _LONGEST_WAIT = 0.1, 10.0
+_BEGINNING = b"HTTP/1.1 "  # of every answer, also to HTTP/1.0
+# Seconds from the first byte of it to the second; each wait is three times the one before, so the ninth comes after 328 s.
+_FIRST_WAIT, _GROWTH = 0.1, 3
+_LONGEST_WAIT = 10.0  # between two comments
+_LOOK = 0.5  # seconds from one look for an error of the socket to the next
+# TCP's keep-alive: seconds without a word, seconds between two questions, and how many are asked in vain.
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 
 
 class _Transport:
@@ -51,18 +69,62 @@ class _Transport:
         transport: asyncio.Transport,
         is_over: Callable[[], bool],
         linger: Callable[[], None],
+        watch: Callable[[], None] = lambda: None,
     ) -> None:
-        """`is_over`: whether nobody need be waited for. `linger` is called where somebody is, once all is said."""
+        """`is_over`: whether nobody need be waited for. `linger` is called where somebody is, once all is said.
+
+        `watch` is called where the end waits until the client has taken what was sent.
+        """
         self._transport, self._is_over, self._linger = transport, is_over, linger
+        self._watch = watch
         self.lingers = False
+        self._num_begun = 0  # bytes of the next answer that were sent before it
+        self._num_written = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Send bytes; none behind the end."""
+        """Send bytes; none behind the end, and none of an answer's beginning twice."""
+        if self._num_begun and data:
+            assert data.startswith(_BEGINNING), "an answer begins as all do"
+            data, self._num_begun = data[self._num_begun :], 0
+        self._write(data)
+
+    def begin(self) -> None:
+        """Send one more byte of what the next answer begins with, if there is one."""
+        if not self.lingers and self._num_begun < len(_BEGINNING):
+            self._write(_BEGINNING[self._num_begun : self._num_begun + 1])
+            self._num_begun += 1
+
+    def _write(self, data: bytes) -> None:
         if not self.lingers:
+            self._num_written += len(data)
             self._transport.write(data)
+
+    @property
+    def num_left(self) -> int:
+        """Bytes that this system has not taken yet."""
+        return self._transport.get_write_buffer_size()
+
+    @property
+    def num_taken(self) -> int:
+        """Bytes that the client's system has taken.
+
+        This one takes more only once a third of a buffer of megabytes is free, which a slow reader needs minutes for.
+        """
+        return self._num_written - self.num_left - self._num_on_their_way()
+
+    def _num_on_their_way(self) -> int:
+        taken = self._transport.get_extra_info("socket")
+        if _NUM_UNTAKEN is None or taken is None or taken.fileno() < 0:
+            return 0
+        number = bytearray(4)
+        try:
+            _ioctl(taken.fileno(), _NUM_UNTAKEN, number)
+        except OSError:  # not every system says it of every socket
+            return 0
+        return int.from_bytes(number, sys.byteorder)
 
     def is_closing(self) -> bool:
         """Whether nothing more is sent."""
@@ -71,6 +133,7 @@ class _Transport:
     def close(self) -> None:
         """End this side; where nobody need be waited for, the other one too."""
         if self._transport.is_closing() or self._is_over():
+            self._watch()
             self._transport.close()
         elif not self.lingers:
             try:
@@ -85,9 +148,10 @@ class _Transport:
 
 
 class Connection(H11Protocol):
-    """One client's connection. `request_seconds` and `most` of them are set on a subclass, see `connections_with`."""
+    """One client's connection. Its limits are set on a subclass, see `connections_with`."""
 
     request_seconds = 30.0
+    stall_seconds = 60.0
     most = 1024
 
     def __init__(
@@ -101,11 +165,15 @@ class Connection(H11Protocol):
             "abort": self.abort,
             "piece_writer": self.piece_writer,
             "is_one_too_many": self.is_one_too_many,
+            "num_taken": lambda: self._own.num_taken,
         }
         super().__init__(config, server_state, {**app_state, **own}, _loop)
         self._patience: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
+        self._stalling: asyncio.TimerHandle | None = None
         self._is_half_shut = False  # by the client
+        # When the next word to such a client is sent, and the wait behind it.
+        self._speak_at, self._wait = 0.0, _FIRST_WAIT
         self._streaming: RequestResponseCycle | None = None  # the answer that is a stream of events
         self._is_over = False  # the server ends
         self._had_room = True  # when it was made
@@ -114,6 +182,11 @@ class Connection(H11Protocol):
     def is_answering(self) -> bool:
         """Whether a request has begun whose answer is not complete."""
         return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def is_told_all(self) -> bool:
+        """Whether no answer is under way, nor a part of one in a buffer."""
+        return not self.is_answering and not self._own.num_left
 
     def is_one_too_many(self) -> bool:
         """Whether there were too many when it was made, and still are."""
@@ -133,9 +206,9 @@ class Connection(H11Protocol):
         cycle = self.cycle
         if cycle is None or not cycle.response_started or cycle.scope["method"] == "HEAD":
             return None
-        if self.conn.their_http_version != b"1.1":
-            return None
         self._streaming = cycle
+        if not self._is_in_chunks:
+            return None
 
         async def write(piece: bytes) -> None:
             if self.flow.write_paused and not cycle.disconnected:
@@ -145,9 +218,14 @@ class Connection(H11Protocol):
 
         return write
 
+    @property
+    def _is_in_chunks(self) -> bool:
+        """Whether a stream is: to HTTP/1.0 it is bytes until the connection ends."""
+        return self.conn.their_http_version == b"1.1"
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as there
         """The client is there; its first request has so long to begin."""
-        self._own = _Transport(transport, self._ends_at_once, self._have_patience)
+        self._own = _Transport(transport, self._ends_at_once, self._have_patience, self._watch)
         super().connection_made(cast(asyncio.Transport, self._own))
         self._had_room = len(self.connections) <= self.most
         self._have_patience()
@@ -180,34 +258,66 @@ class Connection(H11Protocol):
         """The client sends no more; whether the connection stays, since it may read what it has asked for."""
         self._is_half_shut = True
         if not self._is_owed:
+            self._watch()  # the transport closes
             return False
-        self._look_for_client(_FIRST_WAIT)
+        self._ask_system()
+        self._look_for_client()
         return True
+
+    def _ask_system(self) -> None:
+        """Have the client's system asked whether it knows the connection, while nothing is sent."""
+        taken = self._own.get_extra_info("socket")
+        if taken is None or taken.family not in (socket.AF_INET, socket.AF_INET6):
+            return
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEP_ALIVE.items():
+            if (option := getattr(socket, name, None)) is not None:  # not on every system
+                taken.setsockopt(socket.IPPROTO_TCP, option, value)
 
     @property
     def _is_owed(self) -> bool:
         """Whether a client that sends no more has sent all of a request that is being answered."""
-        is_read = self.conn.their_state in _SENDS_NO_MORE and self.conn.their_http_version == b"1.1"
+        is_read = self.conn.their_state in _SENDS_NO_MORE
         return is_read and self.is_answering and not self._own.lingers
 
-    def _look_for_client(self, wait: float) -> None:
-        """Send words that mean nothing until the answer is complete: to a client that is gone they cannot be sent twice."""
+    def _look_for_client(self) -> None:
+        """Look for an error of the socket until the answer is complete, and send words that may bring one."""
         self._look_no_more()
+        self._speak_at, self._wait = self.loop.time(), _FIRST_WAIT
+        self._look()
+
+    def _look(self) -> None:
+        self._looking = None
         if not self.is_answering or self._own.is_closing():
             return
-        has_begun = self.cycle.response_started
-        if has_begun and self.cycle is not self._streaming:  # nothing stands between its bytes
+        taken = self._own.get_extra_info("socket")
+        if taken is not None and taken.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.abort()
             return
-        if not self.flow.write_paused:  # else it has words to take
-            self._own.write(_chunk(PING) if has_begun else _CONTINUE)
-        longer = min(2 * wait, _LONGEST_WAIT)
-        self._looking = self.loop.call_later(wait, self._look_for_client, longer)
+        now = self.loop.time()
+        if self.cycle.response_started:
+            self._speak_at = min(self._speak_at, now + _LONGEST_WAIT)
+        if now >= self._speak_at:
+            self._speak()
+            self._speak_at = now + self._wait
+            self._wait *= _GROWTH
+        next_at = min(self._speak_at, now + _LOOK)
+        self._looking = self.loop.call_later(max(0.02, next_at - now), self._look)
+
+    def _speak(self) -> None:
+        """Send a word that means nothing."""
+        if self.flow.write_paused:  # it has words to take
+            return
+        if not self.cycle.response_started:
+            self._own.begin()
+        elif self.cycle is self._streaming:  # else nothing stands between its bytes
+            self._own.write(_chunk(PING) if self._is_in_chunks else PING)
 
     def on_response_complete(self) -> None:
         """The next request that has come already is answered; a client that sends no more has none else."""
         super().on_response_complete()
         if self._is_half_shut and self._is_owed:
-            self._look_for_client(_FIRST_WAIT)
+            self._look_for_client()
         elif self._is_half_shut:
             self._own.close()
 
@@ -220,10 +330,36 @@ class Connection(H11Protocol):
         elif not self.is_answering:
             self._have_patience()
 
+    def pause_writing(self) -> None:
+        """More is buffered than should be."""
+        super().pause_writing()
+        self._watch()
+
+    def resume_writing(self) -> None:
+        """The client has taken most of it."""
+        super().resume_writing()
+        if not self._own.is_closing():
+            self._watch_no_more()
+
+    def _watch(self) -> None:
+        """Cut the client off once it has taken nothing for so long, as long as it has to take something."""
+        if self._stalling is None and self._own.num_left:
+            self._stalling = self.loop.call_later(
+                self.stall_seconds, self._look_at_taken, self._own.num_taken
+            )
+
+    def _look_at_taken(self, num_before: int) -> None:
+        self._stalling = None
+        if self._own.num_taken > num_before:
+            self._watch()
+        elif self._own.num_left:
+            self.abort()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone."""
         self._lose_patience()
         self._look_no_more()
+        self._watch_no_more()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
@@ -243,6 +379,11 @@ class Connection(H11Protocol):
             self._looking.cancel()
             self._looking = None
 
+    def _watch_no_more(self) -> None:
+        if self._stalling is not None:
+            self._stalling.cancel()
+            self._stalling = None
+
     def _lose_patience(self) -> None:
         if self._patience is not None:
             self._patience.cancel()
@@ -253,6 +394,7 @@ def _chunk(piece: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(piece), piece)
 
 
-def connections_with(request_seconds: float, most: int) -> type[Connection]:
-    """Connections on which a request has so long to begin, and so many of them."""
-    return type("Connection", (Connection,), {"request_seconds": request_seconds, "most": most})
+def connections_with(limits: Limits, most: int) -> type[Connection]:
+    """Connections on which a request and a reader have so much time as these limits say, and so many of them."""
+    times = {"request_seconds": limits.request_seconds, "stall_seconds": limits.stall_seconds}
+    return type("Connection", (Connection,), {**times, "most": most})

@@ -100,8 +100,12 @@ class Gate:
         except Refusal as refusal:
             await answer.refuse(refusal, scope)
         except Exception as error:
-            LOG.exception("a request failed", extra={"request_id": name})
-            await answer.refuse(failure_of(error), scope)
+            told = failure_of(error)
+            if told.status == 500:
+                LOG.exception("a request failed", extra={"request_id": name})
+            else:
+                LOG.error(f"a request failed: {told}", extra={"request_id": name})
+            await answer.refuse(told, scope)
         finally:
             self._log(scope, answer, time.perf_counter() - begun)
 

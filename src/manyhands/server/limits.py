@@ -29,7 +29,7 @@ class Limits:
     )
     stall_seconds: float = setting(
         60.0,
-        "That a reader may take nothing of its stream, before it is cut off.",
+        "That a reader may take nothing of its answer, before it is cut off.",
         above=0,
         panel=_REQUESTS,
         unit="seconds",

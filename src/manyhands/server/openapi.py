@@ -18,7 +18,7 @@ _ERRORS = {
     "413": "The body is too large.",
     "415": "The body is not declared as JSON.",
     "429": "Too many requests wait.",
-    "503": "The server is about to end.",
+    "503": "The server is about to end, or the system gives it no more of what a request needs.",
 }
 _GETS = {
     "/health": "Whether the process answers.",

@@ -177,7 +177,7 @@ def serve_app(
     limits = front.limits
     config = uvicorn.Config(
         app,
-        http=connections_with(limits.request_seconds, _most_connections(limits.connections)),
+        http=connections_with(limits, _most_connections(limits.connections)),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -269,12 +269,19 @@ class _Server(uvicorn.Server):
 
     async def _answered(self) -> None:
         """Wait a moment until everybody has been told; whoever does not listen is cut off."""
-        ends_at = asyncio.get_running_loop().time() + _LAST_ANSWERS
-        while self.server_state.tasks and asyncio.get_running_loop().time() < ends_at:
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + _LAST_ANSWERS
+        while (self.server_state.tasks or self._untold()) and loop.time() < ends_at:
             await asyncio.sleep(0.02)
-        for connection in list(self.server_state.connections):
-            if isinstance(connection, Connection) and connection.is_answering:
-                connection.abort()
+        for connection in self._untold():
+            connection.abort()
+
+    def _untold(self) -> list[Connection]:
+        """Clients that have not been told all yet."""
+        connections = list(self.server_state.connections)
+        return [
+            each for each in connections if isinstance(each, Connection) and not each.is_told_all
+        ]
 
 
 def _most_connections(wanted: int) -> int:

@@ -146,7 +146,7 @@ class _Output:
         spec, asked = run.asked.spec, run.asked
         self._watched = asked.prompts[0].watch(front.served.text) if asked.prompts else None
         self._teller = (
-            None if spec is None else Teller(spec.names, solo=spec.method.solo, labels=False)
+            None if spec is None else Teller.of_run(spec, front.served.text, labels=False)
         )
         self._is_open = False
 

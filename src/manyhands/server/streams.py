@@ -46,7 +46,9 @@ class EventStream(Response):
         super().__init__(headers={"X-Accel-Buffering": "no", **(headers or {})})
         del self.headers["content-length"]
         self._source, self._stall_seconds, self._on_end = source, stall_seconds, on_end
-        self._sends_since: float | None = None  # when the piece that is being sent was begun
+        # When the piece that is being sent was begun, or was last seen to be taken.
+        self._sends_since: float | None = None
+        self._num_taken = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
@@ -59,7 +61,7 @@ class EventStream(Response):
                     timeout=self._stall_seconds / 4,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
-                if self._is_stalled():
+                if self._is_stalled(scope):
                     abort(scope)
                     break
             if writing.done():
@@ -70,7 +72,10 @@ class EventStream(Response):
             await asyncio.gather(writing, leaving, return_exceptions=True)
             self._on_end()
 
-    def _is_stalled(self) -> bool:
+    def _is_stalled(self, scope: Scope) -> bool:
+        num_before, self._num_taken = self._num_taken, _num_taken(scope)
+        if self._sends_since is not None and self._num_taken > num_before:
+            self._sends_since = time.monotonic()
         since = self._sends_since
         return since is not None and time.monotonic() - since > self._stall_seconds
 
@@ -98,6 +103,12 @@ def _piece_writer(scope: Scope) -> Callable[[bytes], Awaitable[None]] | None:
     found = scope.get("state", {}).get("piece_writer")
     writer: Callable[[bytes], Awaitable[None]] | None = None if found is None else found()
     return writer
+
+
+def _num_taken(scope: Scope) -> int:
+    """Bytes that the client has taken; 0 where nothing knows it, as in a test's client."""
+    found = scope.get("state", {}).get("num_taken")
+    return 0 if found is None else int(found())
 
 
 def abort(scope: Scope) -> None:

@@ -12,7 +12,8 @@ has been under way for longest. Nothing is lost, and no step is told in pieces.
     teller = Teller(names, solo=False)
     for piece in teller.take(event): ...       Told(text, worker, step): reasoning; worker None: the reply
 
-Where the main strand is the reply itself, its text is reasoning as long as it is not reported as reply.
+Where the main strand is the reply itself, its text is reasoning as long as it is not reported as reply. Of text that may be an outline
+only its end says which of both it is, so it is told then.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ from manyhands.strategies.events import (
     WorkerPaused,
     WorkerStopped,
 )
+from manyhands.strategies.run_spec import RunSpec
+from manyhands.strategies.settings import SkeletonSettings
+from manyhands.text import Text
+from manyhands.text.thinking import ThinkingWatch
 
 
 class Told(NamedTuple):
@@ -56,11 +61,20 @@ class _Speaker:
 class Teller:
     """Turns events into pieces of text. `solo`: worker 0 writes the reply itself, and is not told apart.
 
-    Without `labels` a piece does not say whose it is; its fields do.
+    Without `labels` a piece does not say whose it is; its fields do. `outline`: the main strand may write an outline, and this tells of
+    its tokens whether it thinks.
     """
 
-    def __init__(self, names: Sequence[str], *, solo: bool = False, labels: bool = True) -> None:
-        self._solo, self._labels = solo, labels
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        solo: bool = False,
+        labels: bool = True,
+        outline: ThinkingWatch | None = None,
+    ) -> None:
+        self._solo, self._labels, self._outline = solo, labels, outline
+        self._has_outline = False  # written, and not told
         self._speakers = [_Speaker(name) for name in names]
         self._floor: int | None = None
         self._ended: deque[tuple[int, int, str]] = deque()  # worker, step, text
@@ -68,6 +82,14 @@ class Teller:
         self._has_told = False
         self._is_replying = False
         self._undecided = ""  # of the main strand, where that is the reply: maybe it is thinking
+
+    @classmethod
+    def of_run(cls, spec: RunSpec, text: Text, *, labels: bool = True) -> Teller:
+        """A teller for a run of a method."""
+        outline = None
+        if isinstance(spec.settings, SkeletonSettings):
+            outline = text.watch_thinking(text.thinks(spec.conversation))
+        return cls(spec.names, solo=spec.method.solo, labels=labels, outline=outline)
 
     @property
     def names(self) -> list[str]:
@@ -80,9 +102,15 @@ class Teller:
         if self._undecided:
             text, self._undecided = self._undecided, ""
             if not (isinstance(event, ReplyWritten) and event.text == text):
-                yield Told(text, 0)
+                yield self._thought(text)
         match event:
+            case TokenWritten() if self._may_be_outline(event):
+                self._has_outline = True
+            case StepEnded() if self._has_outline and self._is_reply(event.worker):
+                self._outline, self._has_outline = None, False
+                yield Told(self._label(0, event.step) + event.text, 0, event.step)
             case ReplyWritten():
+                self._has_outline = False
                 if not self._is_replying and not self._solo:
                     yield from self.rest()
                 self._is_replying = True
@@ -107,7 +135,7 @@ class Teller:
         """The text held back that never came to an end."""
         if self._undecided:
             text, self._undecided = self._undecided, ""
-            yield Told(text, 0)
+            yield self._thought(text)
         self._floor = None
         while self._ended:
             yield from self._tell_ended()
@@ -119,6 +147,18 @@ class Teller:
 
     def _is_reply(self, worker: int) -> bool:
         return self._solo and worker == 0
+
+    def _may_be_outline(self, event: TokenWritten) -> bool:
+        if self._outline is None or not self._is_reply(event.worker):
+            return False
+        is_thought = self._outline.thinking
+        self._outline.take(event.token)
+        return not is_thought
+
+    def _thought(self, text: str) -> Told:
+        """Text of the main strand that is no reply; what others write stands apart from it."""
+        self._has_told = True
+        return Told(text, 0)
 
     def _begin(self, worker: int, step: int) -> None:
         speaker = self._speakers[worker]

@@ -10,6 +10,7 @@ error with its name. (Transformers would send these checkpoints to packages that
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
@@ -37,6 +38,9 @@ from manyhands.model.quantised.w4a16 import STEP
 
 _NOT_NEEDED = ("rotary_emb.inv_freq", "self_attn.masked_bias")  # buffers of old checkpoints
 _MXFP4_PARTS = ("_blocks", "_scales")  # how names of packed experts end
+_WHOLE = "model."  # how names begin in a checkpoint with a head
+_EXPERTS = "model.layers.0.mlp.experts.gate_up_proj_blocks"
+_FIRST_LAYOUT = re.compile(r"block\.\d+\.(attn|mlp)\.")  # block.0.mlp.mlp1_weight.blocks
 _PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -109,6 +113,13 @@ def load_mxfp4(
     """
     try:
         with _opened(name, device) as tensors:
+            _check_names(name, tensors)
+            if not any(key.startswith(_WHOLE) for key in tensors):
+                raise UnsupportedModel(
+                    f"the weights of {name!r} have names of a network without a head: found {min(tensors, default='none')}, expected "
+                    f"names such as {_EXPERTS}",
+                    hint='have the experts unpacked (quantise="none"), or use the checkpoint of the whole network',
+                )
             model = _with_experts(_Tensors(name, tensors), config, device, dtype)
     except torch.OutOfMemoryError as error:
         raise too_small(device, name) from error
@@ -121,6 +132,7 @@ def check_mxfp4(name: str, headers: Mapping[str, TensorHeader]) -> None:
 
     It takes any numbers for bytes, a scale that is none, and of weights that are there twice the ordinary ones.
     """
+    _check_names(name, headers)
     weights = {key.rpartition("_")[0] for key in headers if key.endswith(_MXFP4_PARTS)}
     for weight in sorted(weights):
         if weight in headers:
@@ -146,6 +158,18 @@ def check_mxfp4(name: str, headers: Mapping[str, TensorHeader]) -> None:
             scale = tensors[key].get_tensor(key)
             if scale.numel() and int(scale.max()) == NO_NUMBER:
                 raise damaged(name, f"experts in mxfp4 with a scale that is no number ({key})")
+
+
+def _check_names(name: str, keys: Iterable[str]) -> None:
+    """Raise UnsupportedModel for the layout in which gpt-oss was published at first, and which its repositories hold beside the other."""
+    first = sorted(key for key in keys if _FIRST_LAYOUT.match(key))
+    if first:
+        found = next((key for key in first if key.endswith(".blocks")), first[0])
+        raise UnsupportedModel(
+            f"the weights of {name!r} have the names of gpt-oss's first layout: found {found}, expected names such as {_EXPERTS}",
+            hint="give the folder of the repository itself, in which files are called model-00000-of-00002.safetensors and so on, and "
+            "not its folder `original`",
+        )
 
 
 @contextmanager
