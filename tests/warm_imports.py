@@ -1,4 +1,4 @@
-"""What processes of `tests/warm.py` have imported when they begin: libraries, and nothing of this project."""
+"""Libraries that processes of `tests/warm.py` have imported when they begin, and nothing of this project."""
 
 import torch
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM

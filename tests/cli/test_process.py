@@ -55,7 +55,7 @@ LIGHT = [
     ("judge /no --rubric quality --model bundled", LOADING, "no records under '/no'"),
     ("report /no", LOADING, "no records under '/no'"),
 ]
-# What all commands but the list of them may import, and most do.
+# Modules that every command but the list of them may import, and most do.
 COMMON = (*WHOLE, "manyhands.strategies.methods", "manyhands.strategies.run_spec")
 # Each command in a copy of one process that has imported the commands; behind the first, the list of all, what is common too.
 IN_COPIES = r"""
