@@ -5,14 +5,13 @@ A few lists each; how good it is on hundreds of them is the exam's matter (`benc
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import random
 import re
 import tomllib
-from collections.abc import Callable, Sequence
-from itertools import zip_longest
+from collections.abc import Sequence
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +49,6 @@ def lists(kind: ListKind, count: int, n: int) -> list[ProblemList]:
     return [problem_list(random.Random(f"test/{kind}/{i}"), count, kind) for i in range(n)]
 
 
-def solve(
-    engine: Engine, prompt: TeamPrompt, asked: Sequence[ProblemList], settings: TeamSettings
-) -> list[Answer]:
-    """All lists in the same forward passes."""
-    return engine.run_all(hogwild(p.question, engine.text, settings, prompt) for p in asked)
-
-
 def assert_right(asked: Sequence[ProblemList], answers: Sequence[Answer]) -> None:
     """All but one number at most: it errs in about one of a thousand."""
     wrong = [
@@ -73,73 +65,83 @@ def assert_right(asked: Sequence[ProblemList], answers: Sequence[Answer]) -> Non
 
 
 ASKED = [*lists("bare", 5, 2), *lists("word", 5, 1), *lists("bare", 8, 1)]
+FIVE = lists("bare", 5, 4)
+PAUSES = (Away(1, 1, 12), Away(0, 40, 51), Away(2, 60, 71))
+Told = dict[str, list[Answer]]
+
+
+def forced(problems: ProblemList) -> TeamSettings:
+    """Three workers' first claims are the three longest problems; then one has a taken one to do."""
+    work = [len(problem.work) for problem in problems.problems]
+    first_claims = sorted(range(5), key=lambda k: (-work[k], k))[:3]
+    insertions = {(2, 2): f" #{first_claims[0] + 1}:"}  # Carol, whose own was the shortest
+    return TeamSettings(workers=3, insertions=insertions, end=SILENT)
 
 
 @pytest.fixture(scope="module")
-def solved_by(engine: Engine, prompt: TeamPrompt) -> Callable[[int], list[Answer]]:
-    """The answers to `ASKED` of a team of so many workers, made once."""
-    return functools.cache(
-        lambda workers: solve(engine, prompt, ASKED, TeamSettings(workers=workers, end=SILENT))
+def told(engine: Engine, prompt: TeamPrompt) -> Told:
+    """All answers, in the same forward passes: a pass of many rows takes hardly longer than one of few."""
+    of_three = {
+        f"pause {each}": TeamSettings(workers=3, away=(each,), end=SILENT) for each in PAUSES
+    }
+    asked = {
+        **{f"team of {n}": (ASKED, TeamSettings(workers=n, end=SILENT)) for n in (1, 2, 4)},
+        **{name: (FIVE[:1], settings) for name, settings in of_three.items()},
+        **{f"forced {n}": ([problems], forced(problems)) for n, problems in enumerate(FIVE)},
+        "checks": (FIVE[:2], TeamSettings(check_every=48, end=SILENT)),
+        "budget": (FIVE, TeamSettings(workers=2, budget=75, end=SILENT)),
+        "reply": (FIVE[:2], TeamSettings()),
+    }
+    answers = iter(
+        engine.run_all(
+            hogwild(problems.question, engine.text, settings, prompt)
+            for some, settings in asked.values()
+            for problems in some
+        )
     )
+    return {name: list(islice(answers, len(some))) for name, (some, _) in asked.items()}
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])  # of three: below, with pauses
-def test_a_team_solves_bare_and_word_problems(
-    solved_by: Callable[[int], list[Answer]], workers: int
-) -> None:
-    asked, answers = ASKED, solved_by(workers)
-    assert_right(asked, answers)
+def test_a_team_solves_bare_and_word_problems(told: Told, workers: int) -> None:
+    answers = told[f"team of {workers}"]
+    assert_right(ASKED, answers)
     for answer in answers:
         solved = [k for step in answer.steps for k in re.findall(r"#(\d) is", step.text)]
         assert len(solved) == len(set(solved)), "somebody did what another had done"
 
 
-def test_more_workers_need_fewer_passes(solved_by: Callable[[int], list[Answer]]) -> None:
-    passes = [sum(a.forward_passes for a in solved_by(workers)[:2]) for workers in (1, 2, 4)]
+def test_more_workers_need_fewer_passes(told: Told) -> None:
+    passes = [sum(a.forward_passes for a in told[f"team of {n}"][:2]) for n in (1, 2, 4)]
     assert passes[1] < 0.7 * passes[0]
     assert passes[2] < 0.5 * passes[0]
 
 
-@pytest.mark.parametrize("pause", [Away(1, 1, 12), Away(0, 40, 51), Away(2, 60, 71)])
-def test_a_stalled_worker_is_no_harm(engine: Engine, prompt: TeamPrompt, pause: Away) -> None:
-    asked = lists("bare", 5, 1)
-    settings = TeamSettings(workers=3, away=(pause,), end=SILENT)
-    assert_right(asked, solve(engine, prompt, asked, settings))
+@pytest.mark.parametrize("pause", PAUSES)
+def test_a_stalled_worker_is_no_harm(told: Told, pause: Away) -> None:
+    assert_right(FIVE[:1], told[f"pause {pause}"])
 
 
-def test_a_forced_claim_is_dropped_when_it_is_taken(engine: Engine, prompt: TeamPrompt) -> None:
-    """Three workers' first claims are the three longest problems; then one has a taken one to do."""
-    asked = lists("bare", 5, 4)
-    teams = []
-    for problems in asked:
-        work = [len(problem.work) for problem in problems.problems]
-        first_claims = sorted(range(5), key=lambda k: (-work[k], k))[:3]
-        insertions = {(2, 2): f" #{first_claims[0] + 1}:"}  # Carol, whose own was the shortest
-        settings = TeamSettings(workers=3, insertions=insertions, end=SILENT)
-        teams.append(hogwild(problems.question, engine.text, settings, prompt))
-    answers = engine.run_all(teams)
-    assert_right(asked, answers)
+def test_a_forced_claim_is_dropped_when_it_is_taken(told: Told) -> None:
+    answers = [told[f"forced {n}"][0] for n in range(4)]
+    assert_right(FIVE, answers)
     for answer in answers:
-        (forced,) = [step.text for step in answer.steps if (step.worker, step.step) == (2, 2)]
-        assert forced.startswith("taken."), "two held the same problem, and nobody noticed"
+        (said,) = [step.text for step in answer.steps if (step.worker, step.step) == (2, 2)]
+        assert said.startswith("taken."), "two held the same problem, and nobody noticed"
 
 
-def test_redundancy_checks_are_answered(engine: Engine, prompt: TeamPrompt) -> None:
-    asked = lists("bare", 5, 2)
-    answers = solve(engine, prompt, asked, TeamSettings(check_every=48, end=SILENT))
-    assert_right(asked, answers)
-    said = " ".join(step.text for answer in answers for step in answer.steps)
+def test_redundancy_checks_are_answered(told: Told) -> None:
+    assert_right(FIVE[:2], told["checks"])
+    said = " ".join(step.text for answer in told["checks"] for step in answer.steps)
     assert re.search(r"\b(no|yes)\.", said)
 
 
 # -- how it ends -----------------------------------------------------------------------------------
 
 
-def test_a_small_budget_gives_what_is_known(engine: Engine, prompt: TeamPrompt) -> None:
-    asked = lists("bare", 5, 4)
-    answers = solve(engine, prompt, asked, TeamSettings(workers=2, budget=75, end=SILENT))
+def test_a_small_budget_gives_what_is_known(told: Told) -> None:
     num_known = 0
-    for problems, answer in zip(asked, answers, strict=True):
+    for problems, answer in zip(FIVE, told["budget"], strict=True):
         assert answer.finish_reason == "budget"
         entries = (answer.answer or "").split(",")
         assert len(entries) == 5
@@ -149,11 +151,10 @@ def test_a_small_budget_gives_what_is_known(engine: Engine, prompt: TeamPrompt) 
     assert 4 <= num_known < 20
 
 
-def test_the_reply_tells_the_answers(engine: Engine, prompt: TeamPrompt) -> None:
-    asked = lists("bare", 5, 2)
-    for problems, answer in zip(asked, solve(engine, prompt, asked, TeamSettings()), strict=True):
-        told = ", ".join(map(str, problems.gold))
-        assert answer.text == f"The answers, in order: {told}."
+def test_the_reply_tells_the_answers(told: Told) -> None:
+    for problems, answer in zip(FIVE[:2], told["reply"], strict=True):
+        numbers = ", ".join(map(str, problems.gold))
+        assert answer.text == f"The answers, in order: {numbers}."
 
 
 # -- what it is ------------------------------------------------------------------------------------

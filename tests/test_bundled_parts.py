@@ -6,7 +6,9 @@ told by the exam (`benchmarks/bundled_exam.py`).
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,13 +18,13 @@ from manyhands import bundled
 from manyhands.engine.engine import Engine
 from manyhands.prompts import model_prompts
 from manyhands.prompts.chain_of_draft import drafted
-from manyhands.strategies.base import Answer
+from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.methods import METHODS
 from manyhands.strategies.settings import EndSettings, SharedSettings
 from manyhands.strategies.shared_prefix import shared_prefix
-from manyhands.tasks.arithmetic.problem_list import problem_list
+from manyhands.tasks.arithmetic.problem_list import ProblemList, problem_list
 from manyhands.tasks.needles import ask, haystack
-from manyhands.tasks.retrieval import retrieval
+from manyhands.tasks.retrieval import RetrievalQuestion, retrieval
 from manyhands.text import boxed_answer
 
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -41,43 +43,68 @@ def engine() -> Engine:
     return Engine.load(bundled.path(), device="cpu", memory_tokens=1 << 17)
 
 
-def answers(
+def strategies(
     engine: Engine, form: str, questions: list[str], *, draft: bool = False
-) -> list[Answer]:
-    """All questions in the same forward passes."""
+) -> list[Strategy]:
+    """One for each question."""
     prompts = model_prompts(bundled.path())
     prompts = drafted(prompts) if draft else prompts
     method, choices = METHODS[FORMS[form][0]], FORMS[form][1]
     settings = method.settings(budget=600, end=EndSettings(reply=False), **choices)
     words = getattr(prompts, method.prompt)
-    return engine.run_all(method.make(q, engine.text, settings, words) for q in questions)
+    return [method.make(question, engine.text, settings, words) for question in questions]
+
+
+STUDENTS = [retrieval(random.Random(f"test students {index}"), 6) for index in range(4)]
+MORE_STUDENTS = [retrieval(random.Random(f"test passes {index}"), 8) for index in range(2)]
+SUMS = [problem_list(random.Random(f"test parts {index}"), 4, "bare") for index in range(3)]
+FINDS = [
+    ("sequential", False),
+    ("sequential", True),
+    ("reencode", True),
+    ("stitch", False),
+    ("keep", True),
+    ("skeleton", False),
+]
+SOLVES = ["reencode", "stitch", "keep", "skeleton", "two threads"]
+Told = dict[tuple[Any, ...], list[Answer]]
+
+
+@pytest.fixture(scope="module")
+def told(engine: Engine) -> Told:
+    """All answers, in the same forward passes: a pass of many rows takes hardly longer than one of few."""
+    asked: dict[tuple[Any, ...], list[Strategy]] = {
+        **{
+            ("finds", *how): strategies(engine, how[0], _questions(STUDENTS), draft=how[1])
+            for how in FINDS
+        },
+        **{
+            ("passes", form): strategies(engine, form, _questions(MORE_STUDENTS))
+            for form in ("sequential", "reencode")
+        },
+        **{("solves", form): strategies(engine, form, _questions(SUMS)) for form in SOLVES},
+    }
+    answers = iter(engine.run_all(itertools.chain(*asked.values())))
+    return {name: list(itertools.islice(answers, len(each))) for name, each in asked.items()}
+
+
+def _questions(asked: Sequence[RetrievalQuestion] | Sequence[ProblemList]) -> list[str]:
+    return [each.question for each in asked]
 
 
 def names_in(answer: Answer) -> set[str]:
     return {name.strip() for name in (answer.answer or "").split(",")}
 
 
-@pytest.mark.parametrize(
-    ("form", "draft"),
-    [
-        ("sequential", False),
-        ("sequential", True),
-        ("reencode", True),
-        ("stitch", False),
-        ("keep", True),
-        ("skeleton", False),
-    ],
-)
-def test_it_finds_students(engine: Engine, form: str, draft: bool) -> None:
-    asked = [retrieval(random.Random(f"test students {index}"), 6) for index in range(4)]
-    told = answers(engine, form, [question.question for question in asked], draft=draft)
-    right = [names_in(a) == set(q.gold or ("none",)) for a, q in zip(told, asked, strict=True)]
-    assert sum(right) >= 3, [(a.text, q.gold) for a, q in zip(told, asked, strict=True)]
+@pytest.mark.parametrize(("form", "draft"), FINDS)
+def test_it_finds_students(told: Told, form: str, draft: bool) -> None:
+    found = told["finds", form, draft]
+    right = [names_in(a) == set(q.gold or ("none",)) for a, q in zip(found, STUDENTS, strict=True)]
+    assert sum(right) >= 3, [(a.text, q.gold) for a, q in zip(found, STUDENTS, strict=True)]
 
 
-def test_branches_take_fewer_passes(engine: Engine) -> None:
-    asked = [retrieval(random.Random(f"test passes {index}"), 8).question for index in range(2)]
-    alone, branches = (answers(engine, form, asked) for form in ("sequential", "reencode"))
+def test_branches_take_fewer_passes(told: Told) -> None:
+    alone, branches = (told["passes", form] for form in ("sequential", "reencode"))
     assert all(len(answer.tokens) == 9 for answer in branches), (
         "a line of its own and a branch each"
     )
@@ -85,16 +112,15 @@ def test_branches_take_fewer_passes(engine: Engine) -> None:
     assert passes[1] < 0.6 * passes[0]
 
 
-@pytest.mark.parametrize("form", ["reencode", "stitch", "keep", "skeleton", "two threads"])
-def test_it_solves_lists_in_parts(engine: Engine, form: str) -> None:
-    asked = [problem_list(random.Random(f"test parts {index}"), 4, "bare") for index in range(3)]
-    told = answers(engine, form, [problems.question for problems in asked])
+@pytest.mark.parametrize("form", SOLVES)
+def test_it_solves_lists_in_parts(told: Told, form: str) -> None:
+    found = told["solves", form]
     right = [
         given == str(gold)
-        for answer, problems in zip(told, asked, strict=True)
+        for answer, problems in zip(found, SUMS, strict=True)
         for given, gold in zip((answer.answer or "").split(","), problems.gold, strict=False)
     ]
-    assert sum(right) >= 10, [answer.text for answer in told]
+    assert sum(right) >= 10, [answer.text for answer in found]
 
 
 def test_it_finds_needles(engine: Engine) -> None:

@@ -35,6 +35,7 @@ from manyhands.evaluation.bench import fill
 from manyhands.model.dummy import STD
 from manyhands.model.quantised.mxfp4 import Mxfp4Stack
 from tests.engine.small import NUM_IDS, small_engine
+from tests.warm import Warm
 
 SMALL = Crowd("gate", 8, (40, 40), 8)
 SMALL_SHAPE = replace(
@@ -228,6 +229,13 @@ def small_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gate of few rows and a network of a few million numbers."""
     monkeypatch.setattr(whole_engines, "GATE_CROWD", SMALL)
     monkeypatch.setattr(whole_engines, "GATE_SHAPE", SMALL_SHAPE)
+    monkeypatch.setattr(whole_engines, "_LOOK", 0.05)
+
+
+@pytest.fixture
+def warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes begin with torch imported."""
+    monkeypatch.setattr(subprocess, "Popen", Warm)
 
 
 def measured(out: Path, *words: str, network: str = "qwen3-8b") -> dict[str, Any]:
@@ -241,6 +249,8 @@ def measured(out: Path, *words: str, network: str = "qwen3-8b") -> dict[str, Any
 def test_both_engines_are_timed_behind_a_green_gate(
     another: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    kinds = iter([subprocess.Popen])  # the command itself once, and then a copy
+    monkeypatch.setattr(subprocess, "Popen", lambda *words, **how: next(kinds, Warm)(*words, **how))
     monkeypatch.setattr(
         whole_engines,
         "TINY_CROWDS",
@@ -291,7 +301,7 @@ def test_both_engines_are_timed_behind_a_green_gate(
         ("gpt-oss-20b-mxfp4", "another's, mxfp4", None, 4),
     ],
 )
-@pytest.mark.usefixtures("small_gate")
+@pytest.mark.usefixtures("small_gate", "warm")
 def test_experts_are_counted_in_both_engines(
     another: Path,
     tmp_path: Path,
@@ -327,7 +337,7 @@ def test_experts_are_counted_in_both_engines(
         ("experts", "gpt-oss-20b-mxfp4"),
     ],
 )
-@pytest.mark.usefixtures("small_gate")
+@pytest.mark.usefixtures("small_gate", "warm")
 def test_beside_a_wrong_network_this_engine_is_not_timed(
     another: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str, network: str
 ) -> None:

@@ -55,11 +55,14 @@ LIGHT = [
     ("judge /no --rubric quality --model bundled", LOADING, "no records under '/no'"),
     ("report /no", LOADING, "no records under '/no'"),
 ]
-# Each command in a copy of one process that has imported the commands and done nothing else.
+# Modules that every command but the list of them may import, and most do.
+COMMON = (*WHOLE, "manyhands.strategies.methods", "manyhands.strategies.run_spec")
+# Each command in a copy of one process that has imported the commands; behind the first, the list of all, what is common too.
 IN_COPIES = r"""
-import os, sys
+import importlib, os, sys
 from manyhands.cli import app
-for words, heavy in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+common = sys.argv[1].split()
+for words, heavy in zip(sys.argv[2::2], sys.argv[3::2], strict=True):
     if not os.fork():
         try:
             app(words.split(), standalone_mode=False)
@@ -69,6 +72,8 @@ for words, heavy in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
         sys.stderr.flush()
         os._exit(0)
     os.wait()
+    while common:
+        importlib.import_module(common.pop())
     for stream in (sys.stdout, sys.stderr):
         print(end="\0", file=stream, flush=True)
 """
@@ -79,7 +84,10 @@ def told() -> dict[str, tuple[str, str]]:
     """For each command of `LIGHT` its output, which ends with the heavy modules, and its errors."""
     args = [word for words, heavy, _ in LIGHT for word in (words, " ".join(heavy))]
     shown = subprocess.run(
-        [sys.executable, "-c", IN_COPIES, *args], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", IN_COPIES, " ".join(COMMON), *args],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     pieces = zip(shown.stdout.split("\0")[:-1], shown.stderr.split("\0")[:-1], strict=True)
     return dict(zip((words for words, _, _ in LIGHT), pieces, strict=True))

@@ -121,16 +121,19 @@ class Ledger:
         fed = zip(plan.token_ids.tolist(), plan.offsets.tolist(), strict=True)
         self.memory.update(zip(plan.slots.tolist(), fed, strict=True))
         reads, size = plan.reads, plan.page_size
-        ends = plan.positions[plan.last]
+        ends = plan.positions[plan.last].tolist()
         found: list[dict[int, int]] = [{} for _ in range(plan.num_rows)]
+        every = (reads.row, reads.base, reads.low, reads.high)
         for strip, table in enumerate(reads.pages):
-            for n in range(reads.strip_indptr[strip], reads.strip_indptr[strip + 1]):
-                row, base = int(reads.row[n]), int(reads.base[n])
-                for j in range(int(reads.low[n]), int(reads.high[n])):
-                    token, offset = self.memory[int(table[j // size]) * size + j % size]
+            its = slice(reads.strip_indptr[strip], reads.strip_indptr[strip + 1])
+            slots = (np.asarray(table)[:, None] * size + np.arange(size)).ravel().tolist()
+            for row, base, low, high in zip(*(each[its].tolist() for each in every), strict=True):
+                its_row, end = found[row], ends[row]
+                for j in range(low, high):
+                    token, offset = self.memory[slots[j]]
                     assert offset == j, "a key is rotated by another offset than its index"
-                    if base + j <= ends[row]:
-                        found[row][base + j] = token
+                    if base + j <= end:
+                        its_row[base + j] = token
         return [tuple(row[at] for at in range(len(row))) for row in found]
 
 
