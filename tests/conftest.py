@@ -17,6 +17,14 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--every-launch",
+        action="store_true",
+        help="compile all launches of kernels, not a cover of them (tests/test_compiled.py)",
+    )
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _the_hub_is_there() -> Iterator[None]:
     """No test asks whether the hub can be reached; tests/test_hub.py has a hub that cannot."""
