@@ -11,15 +11,15 @@ from itertools import combinations
 import pytest
 
 
-def pairs_of(case: Mapping[str, int]) -> frozenset[tuple[tuple[str, int], ...]]:
-    """Every two of a case's values, which are numbers of what the parameters are given."""
-    return frozenset(combinations(sorted(case.items()), 2))
+def pairs_of(case: Mapping[str, object]) -> frozenset[tuple[tuple[str, str], ...]]:
+    """Every two of a case's values, as they are written."""
+    return frozenset(combinations(sorted((name, repr(value)) for name, value in case.items()), 2))
 
 
-def cover(cases: Sequence[Mapping[str, int]]) -> list[int]:
+def cover(cases: Sequence[Mapping[str, object]]) -> list[int]:
     """Cases that have all pairs; each time the one with most that are missing, the first of equals."""
     pairs = [pairs_of(case) for case in cases]
-    missing = frozenset[tuple[tuple[str, int], ...]]().union(*pairs)
+    missing = frozenset[tuple[tuple[str, str], ...]]().union(*pairs)
     chosen = []
     while missing:
         best = max(range(len(cases)), key=lambda index: len(pairs[index] & missing))
@@ -36,6 +36,6 @@ def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
             functions.setdefault(f"{item.path}::{item.originalname}", []).append(item)
     spared: list[pytest.Item] = []
     for tests in functions.values():
-        kept = set(cover([test.callspec.indices for test in tests]))
+        kept = set(cover([test.callspec.params for test in tests]))
         spared += [test for index, test in enumerate(tests) if index not in kept]
     return spared
