@@ -1,10 +1,12 @@
 """Every kernel compiled for a GPU on a machine that has none.
 
-    python -m tests.compiled 90        compute capability 9.0: Hopper
+    python -m tests.compiled 90          compute capability 9.0: Hopper
+    python -m tests.compiled 90 every    all launches, not the cover alone
 
 The functions that launch kernels are called as ever, with tensors on the CPU; a driver that has no device
-stands in for Triton's, and launching is left out. One line of JSON per kernel says what its machine code
-holds. Runs in a process of its own, because Triton decides on import whether it interprets.
+stands in for Triton's, and launching is left out. A cover of the launches is compiled: every fact of a launch,
+as a constant's value or an argument's type, is in one of the cover. One line of JSON per kernel says what its
+machine code holds; a last one holds the facts of all launches. Runs in a process of its own, because Triton decides on import whether it interprets.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import compress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -45,6 +48,7 @@ from manyhands.model.kernels import (
     late,
     likeliest,
     mxfp4,
+    mxfp4_many,
     norms,
     one_shot,
     ring,
@@ -82,16 +86,73 @@ class NoDevice:
         return device
 
 
-def compile_only(capability: int) -> None:
-    """From here on launches compile, report and do nothing else."""
+class Launch(NamedTuple):
+    """A kernel with its arguments and options, and the facts by which the compiler tells it from other launches."""
+
+    kernel: Any
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    facts: frozenset[str]
+
+
+def note_launches(capability: int) -> dict[str, Launch]:
+    """From here on launches are noted, each kind of them once, and nothing else is done."""
     driver.set_active(NoDevice(capability))
+    noted: dict[str, Launch] = {}
+    asked: list[str] = []
     run: Any = JITFunction.run
 
-    def compiled(self: Any, *args: Any, **options: Any) -> Any:
-        kernel = run(self, *args, **options | {"warmup": True})
-        code = kernel.asm["ptx"]
+    def ask(*, compile: dict[str, Any], **others: Any) -> bool:
+        asked.append(compile["specialization_data"])
+        return True  # Triton does not compile it
+
+    def note(self: Any, *arguments: Any, **options: Any) -> None:
+        options["warmup"] = True
+        run(self, *arguments, **options)
+        launch = Launch(self, arguments, options, facts_of(self.__name__, asked.pop()))
+        noted.setdefault(" ".join(sorted(launch.facts)), launch)
+
+    triton.knobs.runtime.jit_cache_hook = ask
+    JITFunction.run = note
+    for room in (skinny, gate_up, ring, launches, triton_backend, w4a16, mxfp4):
+        room.shared_memory = lambda device: MOST_SHARED[capability]  # type: ignore[attr-defined]
+    overlap._can_overlap = lambda device: capability >= 90  # type: ignore[assignment]
+    return noted
+
+
+def facts_of(name: str, specialization: str) -> frozenset[str]:
+    """Types, constants, alignments and options, each with the kernel's name."""
+    said = json.loads(specialization)
+    named = [
+        *said["signature"].items(),
+        *zip(said["constant_keys"], said["constant_vals"], strict=True),
+        *zip(said["attrs_keys"], said["attrs_vals"], strict=True),
+        *said["options"].items(),
+    ]
+    return frozenset(f"{name} {key} {value!r}" for key, value in named)
+
+
+def cover(launches: Sequence[Launch]) -> list[Launch]:
+    """Launches that have all facts of all of them; each time the one with most facts that are missing, the first of equals."""
+    missing = frozenset[str]().union(*(launch.facts for launch in launches))
+    chosen = []
+    while missing:
+        best = max(launches, key=lambda launch: len(launch.facts & missing))
+        chosen.append(best)
+        missing -= best.facts
+    return chosen
+
+
+def compile_all(launches: Sequence[Launch], run: Any) -> None:
+    """Compile them, and say what was made of each."""
+    triton.knobs.runtime.jit_cache_hook = None
+    for launch in launches:
+        options = launch.options
+        kernel = run(launch.kernel, *launch.arguments, **options)
+        name, code = launch.kernel.__name__, kernel.asm["ptx"]
         report = {
-            "kernel": self.__name__,
+            "kernel": name,
+            "facts": sorted(launch.facts),
             "fuses": options.get("enable_fp_fusion"),
             "waits": code.count("griddepcontrol.wait"),
             "lets_in": code.count("griddepcontrol.launch_dependents"),
@@ -99,26 +160,19 @@ def compile_only(capability: int) -> None:
             "tensor_maps": code.count("cp.async.bulk.tensor"),
             "tensor_cores": "wgmma" in code or "mma.sync" in code,
             "shared_memory": kernel.metadata.shared,
-            "hidden": hidden(kernel) if self.__name__.startswith("specialised") else None,
+            "hidden": hidden(kernel) if name.startswith("specialised") else None,
             "few": options.get("FEW"),
             "stands": options.get("STANDS"),
             "threads": int(re.findall(r"\.reqntid (\d+)", code)[0]),
-            "rows": held_rows(kernel) if self.__name__ in ROWS else None,
+            "rows": held_rows(kernel) if name in ROWS else None,
+            "stages": options.get("STAGES") if name in ROWS else None,
             "early": early_reads(code),
             "rings": (rings := [int(size) for size in re.findall(r"\.b8 ring\[(\d+)\]", code)]),
             "illegal": illegal(kernel) if rings else 0,
-            "meetings": meetings(code) if self.__name__ == "_mxfp4_many" else None,
-            "product_waits": machine_code(kernel).count("WARPGROUP.DEPBAR")
-            if "wgmma" in code
-            else 0,
+            "meetings": meetings(code) if (is_wide := name == "_mxfp4_many") else None,
+            "product_waits": machine_code(kernel).count("WARPGROUP.DEPBAR") if is_wide else None,
         }
         print(json.dumps(report), flush=True)
-        return kernel
-
-    JITFunction.run = compiled
-    for room in (skinny, gate_up, ring, launches, triton_backend, w4a16, mxfp4):
-        room.shared_memory = lambda device: MOST_SHARED[capability]  # type: ignore[attr-defined]
-    overlap._can_overlap = lambda device: capability >= 90  # type: ignore[assignment]
 
 
 def hidden(kernel: Any) -> int:
@@ -265,8 +319,9 @@ def products(capability: int) -> None:
         x, shares = zeros(tokens, 256), zeros(tokens, 2)
         mxfp4.experts(x, index, shares, experts[0], experts[1], gate, eights=eights)
     index = torch.zeros(40, 2, dtype=torch.int64)
-    for wide in mxfp4.WIDE_TILES if capability >= 90 else ():
-        mxfp4.experts(zeros(40, 256), index, zeros(40, 2), experts[0], experts[1], gate, tiles=wide)
+    for wide in mxfp4_many.TILES if capability >= 90 else ():
+        x, shares = zeros(40, 256), zeros(40, 2)
+        mxfp4_many.experts(x, index, shares, experts[0], experts[1], gate, wide)
     plain = ExpertWeights(zeros(4, 256, 128)), ExpertWeights(zeros(4, 128, 128))
     turned = ExpertWeights(zeros(4, 128, 256), zeros(4, 256)), plain[1]._replace(bias=zeros(4, 128))
     # Looked up, and listed.
@@ -460,7 +515,11 @@ def launched(
 
 
 if __name__ == "__main__":
-    wanted = int(sys.argv[1])
-    compile_only(wanted)
+    wanted, compiles_every = int(sys.argv[1]), sys.argv[2:] == ["every"]
+    run: Any = JITFunction.run
+    noted = note_launches(wanted)
     products(wanted)
     attention(wanted)
+    all_launches = list(noted.values())
+    compile_all(all_launches if compiles_every else cover(all_launches), run)
+    print(json.dumps(sorted(frozenset[str]().union(*(each.facts for each in all_launches)))))

@@ -9,12 +9,40 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from tests.covers import left_out
+
 # A script that begins the tests in the background has them ignore Ctrl-C, and all that they start inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # `nohup` does the same with the end of the terminal.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--every-launch",
+        action="store_true",
+        help="compile all launches of kernels, not a cover of them (tests/test_compiled.py)",
+    )
+    parser.addoption(
+        "--every-case",
+        action="store_true",
+        help="run all cases of tests that are marked with `pairs`, not a cover of them (tests/covers.py)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "pairs: cases that have every pair of values are enough")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--every-case") or torch.cuda.is_available():
+        return
+    spared = left_out(items)
+    config.hook.pytest_deselected(items=spared)
+    known = set(spared)
+    items[:] = [item for item in items if item not in known]
 
 
 @pytest.fixture(autouse=True, scope="session")

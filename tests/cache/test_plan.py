@@ -70,34 +70,41 @@ class Ledger:
         assert plan.num_rows == len(step.rows)
         assert plan.token_ids.tolist() == [token for row in step.rows for token in row.feed]
         assert plan.num_tokens == len(plan.token_ids)
+        expected = [naive(row.view) for row in step.rows]
+        met = self.seen(plan)
         for index, row in enumerate(step.rows):
             packed = slice(int(plan.row_indptr[index]), int(plan.row_indptr[index + 1]))
             assert plan.last[index] == packed.stop - 1
             # everybody has been fed by now: a row's own tokens are the last ones of its view
             length = row.view.num_tokens
             assert plan.positions[packed].tolist() == list(range(length - len(row.feed), length))
-            found = self.seen(plan, index)
+            found = met.pop(index, [])
             assert len(found) == len(set(found))
-            assert set(found) == set(naive(row.view))
-        assert plan.num_keys_read == sum(len(naive(row.view)) for row in step.rows)
-        keys = {(block, index) for row in step.rows for _, block, index in naive(row.view)}
+            assert set(found) == set(expected[index])
+        assert not met, "reads of rows that the step has not"
+        assert plan.num_keys_read == sum(map(len, expected))
+        keys = {(block, index) for tokens in expected for _, block, index in tokens}
         assert plan.num_keys_loaded == len(self.met)
         # A key that is met twice is that of a block with copies in front of others.
         assert {self.whose[slot] for slot in self.met} == keys
         self.met.clear()
 
-    def seen(self, plan: Plan, row: int) -> list[tuple[int, Block, int]]:
-        """Positions in the row's view, and the tokens that the plan's integers make it meet there."""
-        reads, found = plan.reads, []
+    def seen(self, plan: Plan) -> dict[int, list[tuple[int, Block, int]]]:
+        """For each row positions in its view, and the tokens that the plan's integers make it meet there."""
+        reads, size = plan.reads, plan.page_size
+        found: dict[int, list[tuple[int, Block, int]]] = {}
+        lists = (each.tolist() for each in (reads.row, reads.base, reads.low, reads.high))
+        each_read = list(zip(*lists, strict=True))
+        bounds = reads.strip_indptr.tolist()
         for strip, pages in enumerate(reads.pages):
-            for n in range(int(reads.strip_indptr[strip]), int(reads.strip_indptr[strip + 1])):
-                if reads.row[n] != row:
-                    continue
-                for key in range(int(reads.low[n]), int(reads.high[n])):
-                    slot = int(pages[key // plan.page_size]) * plan.page_size + key % plan.page_size
+            places = [int(page) * size for page in pages]
+            for row, base, low, high in each_read[bounds[strip] : bounds[strip + 1]]:
+                tokens = found.setdefault(row, [])
+                for key in range(low, high):
+                    slot = places[key // size] + key % size
                     assert self.offset[slot] == key
                     self.met.add(slot)
-                    found.append((int(reads.base[n]) + key, *self.whose[slot]))
+                    tokens.append((base + key, *self.whose[slot]))
         return found
 
 

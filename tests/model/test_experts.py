@@ -270,6 +270,7 @@ def test_shared_experts_that_are_more_than_added(change: str) -> None:
         assert hand_over(model, lambda: _logits(adapter, 3)) == (not change)
 
 
+@pytest.mark.pairs
 @on_cpu
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float16, 4e-3), (torch.bfloat16, 3e-2)])
 @pytest.mark.parametrize("tokens", [3, 40, 70])

@@ -523,6 +523,7 @@ TILES = {
 }
 
 
+@pytest.mark.pairs
 @FAST
 @pytest.mark.parametrize("tiles", TILES.values(), ids=TILES)
 @pytest.mark.parametrize(("tokens", "inputs"), [(1, 512), (4, 640), (17, 192), (40, 96)])
@@ -539,6 +540,7 @@ def test_products_of_four_bits(
     assert _repeats(ours, lambda: _product(layer, x, tiles, fast))
 
 
+@pytest.mark.pairs
 @FAST
 @pytest.mark.parametrize("tiles", TILES.values(), ids=TILES)
 @pytest.mark.parametrize(("tokens", "inputs", "width"), [(4, 640, 64), (17, 192, 192)])
@@ -756,6 +758,7 @@ def _chosen(tokens: int, num_experts: int, chosen: int) -> tuple[Tensor, Tensor]
     return experts.choose(2 * _normal(tokens, num_experts), chosen)
 
 
+@pytest.mark.pairs
 @TWO_BYTES
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("gate", [experts.ExpertGate(), CLAMPED], ids=["halves", "in turns"])

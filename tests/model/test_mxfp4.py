@@ -36,6 +36,7 @@ from manyhands.attention.launches import has_gluon
 from manyhands.model.kernels import copies
 from manyhands.model.kernels import experts as ordinary
 from manyhands.model.kernels import mxfp4 as own
+from manyhands.model.kernels import mxfp4_many as many
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -239,12 +240,26 @@ def test_a_token_gets_what_it_gets_whatever_is_beside_it(tokens: int) -> None:
     assert torch.equal(alone[others], whole[others])
 
 
-WIDE = [*own.WIDE_TILES, own.WideTiles(columns=128, warps=8, stages=5), own.WideTiles(16, 4, 3)]
+WIDE = [*many.TILES, many.Tiles(columns=128, warps=8, stages=5), many.Tiles(16, 4, 3)]
 # Nine blocks of 64 outputs behind ten: the last tile is half there. Nine and five spans of inputs.
 MANY = 6, 576, 320
 is_hopper = pytest.mark.skipif(
     not (GPU and has_gluon(DEVICE)), reason="needs a GPU with Hopper's instructions"
 )
+
+
+def _wide(
+    stack: Mxfp4Stack,
+    x: Tensor,
+    index: Tensor,
+    shares: Tensor,
+    tiles: many.Tiles,
+    *,
+    in_parts: bool = False,
+) -> Tensor:
+    gate = ordinary.ExpertGate(clamped=(ALPHA, LIMIT))
+    both, down = _weights(stack)
+    return many.experts(x, index, shares, both, down, gate, tiles, in_parts=in_parts)
 
 
 def _many(tokens: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -258,85 +273,82 @@ def _many(tokens: int) -> tuple[Tensor, Tensor, Tensor]:
 @is_hopper
 @pytest.mark.parametrize("tiles", WIDE, ids=str)
 @pytest.mark.parametrize("tokens", [9, 64, 300])
-def test_wide_tiles_give_the_same(tiles: own.WideTiles, tokens: int) -> None:
+def test_wide_tiles_give_the_same(tiles: many.Tiles, tokens: int) -> None:
     stack = _made(*MANY)[0].to(DEVICE)
     x, index, shares = _many(tokens)
     expected = stack.one_by_one(x.float(), index, shares.float())
-    parts = _run(stack, x, index, shares, tiles=tiles, in_parts=True)
+    parts = _wide(stack, x, index, shares, tiles, in_parts=True)
     assert _far(parts.sum(0), expected) < STEP
     narrow = _run(stack, x, index, shares, tiles=(own.Tiles(), own.Tiles()), in_parts=True)
     assert _far(parts, narrow) < STEP  # each expert's share, not their sum alone
     for _ in range(3):
-        assert torch.equal(_run(stack, x, index, shares, tiles=tiles, in_parts=True), parts)
-    assert _far(_run(stack, x, index.flip(1), shares, tiles=tiles), expected) > 10 * STEP
+        assert torch.equal(_wide(stack, x, index, shares, tiles, in_parts=True), parts)
+    assert _far(_wide(stack, x, index.flip(1), shares, tiles), expected) > 10 * STEP
 
 
 @is_hopper
 @pytest.mark.parametrize("tiles", WIDE, ids=str)
-def test_a_token_in_wide_tiles_gets_what_it_gets_whatever_is_beside_it(
-    tiles: own.WideTiles,
-) -> None:
+def test_a_token_in_wide_tiles_gets_what_it_gets_whatever_is_beside_it(tiles: many.Tiles) -> None:
     stack = _made(*MANY)[0].to(DEVICE)
     x, index, shares = _many(70)
-    whole = _run(stack, x, index, shares, tiles=tiles)
+    whole = _wide(stack, x, index, shares, tiles)
     order = torch.randperm(70).to(DEVICE)
-    assert torch.equal(
-        _run(stack, x[order], index[order], shares[order], tiles=tiles), whole[order]
-    )
+    assert torch.equal(_wide(stack, x[order], index[order], shares[order], tiles), whole[order])
     x[1] = float("nan")
-    alone = _run(stack, x, index, shares, tiles=tiles)
+    alone = _wide(stack, x, index, shares, tiles)
     assert not alone[1].isfinite().any()
     others = torch.arange(70, device=DEVICE) != 1
     assert torch.equal(alone[others], whole[others])
 
 
-@is_hopper
 def test_wide_tiles_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing else is asked for, from twelve tokens of an expert on."""
-    from manyhands.model.kernels import mxfp4_many
+    """Where a device has them and widths are right, from twelve tokens of an expert on."""
+    seen: list[tuple[str, int]] = []
 
-    seen: list[int] = []
-    products = mxfp4_many.products
+    def kernel(name: str, x: Tensor, *others: Any, in_parts: bool) -> Tensor:
+        seen.append((name, len(x)))
+        return x
 
-    def seeing(x: Tensor, *others: Any) -> Tensor:
-        seen.append(len(x))
-        return products(x, *others)
-
-    monkeypatch.setattr(mxfp4_many, "products", seeing)
-    stack = _made(*MANY)[0].to(DEVICE)
-    for tokens in (9, 23, 24, 300):
-        x, index, shares = _many(tokens)
-        expected = stack.one_by_one(x.float(), index, shares.float())
-        assert _far(_run(stack, x, index, shares), expected) < STEP
-    assert seen == [24, 300]
+    for name, room in (("few", own), ("many", many)):
+        monkeypatch.setattr(room, "experts", partial(kernel, name))
+    monkeypatch.setattr(kernels, "num_processors", lambda device: 132)
+    for is_there, sizes, last in (
+        *((True, MANY, "many"), (False, MANY, "few")),
+        *((True, (6, 96, 320), "few"), (True, (6, 192, 96), "few")),
+    ):
+        monkeypatch.setattr(mxfp4, "has_gluon", lambda device, is_there=is_there: is_there)
+        stack = _made(*sizes)[0].to(DEVICE)
+        for tokens in (9, 23, 24):
+            x, index, shares = _many(tokens)
+            stack.product(x[:, : sizes[1]], index, shares)
+        assert seen == [("few", 9), ("few", 23), (last, 24)]
+        seen.clear()
 
 
 def test_which_wide_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the tokens of an expert; gpt-oss-120b has four times as many programs as gpt-oss-20b. None for other widths or devices."""
+    """By the tokens of an expert; gpt-oss-120b has four times as many programs as gpt-oss-20b. None for other widths."""
     monkeypatch.setattr(kernels, "num_processors", lambda device: 132)
-    few, many = 32, 128
+    gpt_20, gpt_120 = 32, 128  # their experts
     sizes = 2880, 2880
-    assert own.choose_wide_tiles(1024, 4, few, sizes, CPU) is None
-    monkeypatch.setattr(own, "has_gluon", lambda device: True)
-    widest, narrow, of_many = own.WIDE_TILES
+    wide, narrow, of_many = many.TILES
     for tokens, experts, expected in (
-        *((64, few, None), (95, few, None), (96, few, narrow), (255, few, narrow)),
-        *((256, few, widest), (1024, few, widest)),
-        *((256, many, None), (384, many, of_many), (768, many, of_many), (1024, many, widest)),
+        *((64, gpt_20, None), (95, gpt_20, None), (96, gpt_20, narrow), (255, gpt_20, narrow)),
+        *((256, gpt_20, wide), (1024, gpt_20, wide), (255, gpt_120, None)),
+        *((256, gpt_120, of_many), (768, gpt_120, of_many), (1024, gpt_120, wide)),
     ):
-        assert own.choose_wide_tiles(tokens, 4, experts, sizes, CPU) == expected
-    assert own.choose_wide_tiles(1024, 4, few, (2880, 2912), CPU) is None
+        assert many.choose_tiles(tokens, 4, experts, sizes, CPU) == expected
+    for odd in ((2880, 2912), (2912, 2880)):
+        assert many.choose_tiles(1024, 4, gpt_20, odd, CPU) is None
     # Eight tokens have no list.
-    assert own.choose_wide_tiles(8, 2, 1, sizes, CPU) is None
+    assert many.choose_tiles(8, 2, 1, sizes, CPU) is None
+    assert many.choose_tiles(9, 2, 1, sizes, CPU) is not None
     assert all(each.ring_bytes <= copies.MOST_KIB << 10 for each in WIDE)
 
 
 def test_the_order_of_inputs_that_tensor_cores_read() -> None:
     """As `fragments.py` says: a thread t has inputs 8 t + 4 j + 2 c + e, and tensor cores take them for 16 j + 8 c + 2 t + e."""
-    from manyhands.model.kernels.mxfp4_many import in_order
-
     x = torch.arange(3 * 96, dtype=torch.float32).view(3, 96).bfloat16()
-    ordered = in_order(x)
+    ordered = many.in_order(x)
     for block in range(3):
         for place in range(32):
             j, c, t, e = place // 16, place // 8 % 2, place // 2 % 4, place % 2

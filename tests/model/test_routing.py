@@ -252,6 +252,7 @@ def _in_order(shares: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     return shares.gather(-1, order), index
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("tokens", [5, 70])
 @pytest.mark.parametrize("name", ROUTERS)
@@ -542,6 +543,7 @@ def _logits(tokens: int, num_experts: int) -> Tensor:
     return (2 * torch.randn(tokens, num_experts)).to(DEVICE)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("even", [False, True])
 @pytest.mark.parametrize("scoring", SCORINGS)
 @pytest.mark.parametrize("correction", [0.0, 0.5, 3.0])

@@ -39,8 +39,7 @@ import triton.language as tl
 from torch import Tensor
 
 from manyhands.attention.kernels.overlap import launch_options, take_over
-from manyhands.attention.launches import has_gluon, shared_memory
-from manyhands.model import kernels
+from manyhands.attention.launches import shared_memory
 from manyhands.model.kernels import copies
 from manyhands.model.kernels.experts import (
     MOST_CHOSEN,
@@ -112,7 +111,7 @@ def _scale_assembly(r: int) -> str:
     return "\n".join(["{", _NONE, *lines, "}"])
 
 
-_WORD_BYTES = tl.constexpr(512)  # of a step, of a warp
+WORD_BYTES = tl.constexpr(512)  # of a step, of a warp
 _FACTOR_BYTES = tl.constexpr(128)  # of a span, of a warp: a word for each lane
 _MOST_RINGED = tl.constexpr(4)  # steps of a span: the lanes' words of factors are eights of a step
 _UNPACK = tl.constexpr(_unpack_assembly())
@@ -147,7 +146,7 @@ class Tiles:
     def ring_bytes(self) -> int:
         """Shared memory of the ring."""
         warps = self.row_warps * self.input_warps
-        return int(self.stages * warps * (_WORD_BYTES.value * self.span + _FACTOR_BYTES.value))
+        return int(self.stages * warps * (WORD_BYTES.value * self.span + _FACTOR_BYTES.value))
 
 
 # Of gpt-oss-20b's shapes the fastest ones, or within a twentieth of them (benchmarks/results/mxfp4_rings.json; of tiles without a
@@ -168,32 +167,6 @@ _SINGLE = Tiles(row_warps=2, input_warps=2, span=3), Tiles(span=3)  # up to two 
 _FEW = Tiles(row_warps=2, input_warps=2, span=3)  # up to sixteen
 _MORE = Tiles(row_warps=4, input_warps=1, span=3)  # up to 32, of which an expert has an eight
 _MANY = Tiles(row_warps=4, input_warps=1)
-
-
-@dataclass(frozen=True)
-class WideTiles:
-    """How the work is cut where experts have many tokens (`mxfp4_many.py`): columns, warps of 32 outputs, stages of spans of 64 inputs."""
-
-    columns: int = 64
-    warps: int = 4
-    stages: int = 4
-
-    @property
-    def ring_bytes(self) -> int:
-        """Shared memory of the ring of weights."""
-        return int(self.stages * self.warps * (2 * _WORD_BYTES.value + _FACTOR_BYTES.value // 2))
-
-
-# Of gpt-oss-20b's and gpt-oss-120b's shapes the fastest ones (benchmarks/results/mxfp4_many.json).
-_LEAST_WIDE = 12  # tokens of an expert, if all have as many
-_LEAST_WIDEST = 32
-WIDE_TILES = (
-    _WIDEST := WideTiles(),
-    _WIDE := WideTiles(columns=32, stages=5),
-    _WIDE_OF_MANY := WideTiles(columns=32, warps=8),
-)
-_MANY_PROGRAMS = 8  # for each processor
-_WIDE_INPUTS = 64  # of a span
 
 
 class PackedWeights(NamedTuple):
@@ -378,7 +351,7 @@ def _mxfp4_product(
     SUMS: tl.constexpr = 2 * PAIRS * EIGHTS
     ROUND: tl.constexpr = SPAN * INPUT_WARPS  # steps
     RING: tl.constexpr = FAST and STAGES > 0
-    STAGE: tl.constexpr = ROW_WARPS * INPUT_WARPS * (_WORD_BYTES * SPAN + _FACTOR_BYTES)
+    STAGE: tl.constexpr = ROW_WARPS * INPUT_WARPS * (WORD_BYTES * SPAN + _FACTOR_BYTES)
     tile, group = tl.program_id(0), tl.program_id(1)
     thread = tl.arange(0, THREADS)[:, None]
     four = tl.arange(0, 4)[None, :]
@@ -524,7 +497,7 @@ def experts(
     gate: ExpertGate,
     *,
     in_parts: bool = False,
-    tiles: tuple[Tiles, Tiles] | WideTiles | None = None,
+    tiles: tuple[Tiles, Tiles] | None = None,
     eights: int | None = None,
     fast: bool = True,
 ) -> Tensor:
@@ -550,18 +523,9 @@ def experts(
     listed = tokens > _MOST_LOOKED_UP
     lists = list_pairs(index, num_experts) if listed else (index, index)
     groups = num_experts if listed else min(num_experts, tokens * chosen)
-    alpha, limit = gate.clamped
-    if tiles is None and fast and eights is None:
-        tiles = choose_wide_tiles(tokens, chosen, num_experts, (inputs, width), x.device)
-    if isinstance(tiles, WideTiles):
-        from manyhands.model.kernels import mxfp4_many
-
-        assert listed, tokens
-        assert tiles.ring_bytes <= copies.MOST_KIB << 10, tiles
-        mxfp4_many.products(x, lists, shares, gate_up, down, (alpha, limit), parts, tiles)
-        return out if in_parts else add_up(parts, out)
     eights = eights or _eights(tokens, chosen, num_experts)
     num_parts = triton.cdiv(tokens, 8 * eights) if listed else 1
+    alpha, limit = gate.clamped
     first, second = tiles or choose_tiles(tokens, eights, x.device)
     assert max(first.ring_bytes, second.ring_bytes) <= copies.MOST_KIB << 10, (first, second)
     kernel: Any = _mxfp4_product
@@ -602,22 +566,6 @@ def choose_tiles(tokens: int, eights: int, device: torch.device) -> tuple[Tiles,
         return _FEW, _FEW
     is_more = eights == 1 and tokens <= 4 * _MOST_LOOKED_UP
     return (_MORE, _MORE) if is_more else (_MANY, _MANY)
-
-
-def choose_wide_tiles(
-    tokens: int, chosen: int, num_experts: int, widths: tuple[int, int], device: torch.device
-) -> WideTiles | None:
-    """The tiles of both products where experts have many tokens; None where they have few, or the device or a width is another one."""
-    each = tokens * chosen / num_experts
-    if each < _LEAST_WIDE or tokens <= _MOST_LOOKED_UP or not has_gluon(device):
-        return None
-    if any(width % _WIDE_INPUTS for width in widths):
-        return None
-    if each >= _LEAST_WIDEST:
-        return _WIDEST
-    programs = triton.cdiv(2 * widths[1], 32 * _WIDE_OF_MANY.warps) * num_experts
-    is_many = programs >= _MANY_PROGRAMS * kernels.num_processors(device)
-    return _WIDE_OF_MANY if is_many else _WIDE
 
 
 def _eights(tokens: int, chosen: int, num_experts: int) -> int:

@@ -26,6 +26,7 @@ It is written in Gluon, which has no interpreter: machines without a GPU only co
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,26 +42,61 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from manyhands.attention.kernels.overlap import launch_options, take_over
+from manyhands.model import kernels
 from manyhands.model.kernels import copies
-from manyhands.model.kernels.experts import clamped
+from manyhands.model.kernels.experts import (
+    MOST_CHOSEN,
+    MOST_TOKENS,
+    ExpertGate,
+    add_up,
+    clamped,
+    list_pairs,
+)
 from manyhands.model.kernels.mxfp4 import (
     SCALE,
     SCALE_OPERANDS,
     SPREAD,
     SPREAD_OPERANDS,
+    WORD_BYTES,
     PackedWeights,
-    WideTiles,
 )
 
 _STEP = gl.constexpr(32)  # inputs that lie together
 _SPAN = gl.constexpr(2)  # steps between two waits
 _INPUTS = gl.constexpr(64)
-_WORD_BYTES = gl.constexpr(512)  # of a step, of a warp
-_STAGE_BYTES = gl.constexpr(2 * 512 + 64)  # of a warp: words, and 16 words of factors
+_WORD_BYTES = gl.constexpr(WORD_BYTES.value)
+_STAGE_BYTES = gl.constexpr(2 * WORD_BYTES.value + 64)  # of a warp: words, and 16 words of factors
 _UNASKED = gl.constexpr(48 << 10)  # bytes of shared memory that every launch may have
 # Names that change between releases.
 _copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 _meet = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How the work is cut: columns of tokens, warps of 32 outputs each, and stages of 64 inputs that are on their way."""
+
+    columns: int = 64
+    warps: int = 4
+    stages: int = 4
+
+    @property
+    def ring_bytes(self) -> int:
+        """Shared memory of the ring of weights."""
+        return int(self.stages * self.warps * _STAGE_BYTES.value)
+
+
+# Of gpt-oss-20b's and gpt-oss-120b's shapes the fastest ones (benchmarks/results/mxfp4_many.json).
+_LEAST_LISTED = 9  # tokens
+_LEAST_EACH = 12  # tokens of an expert, if all have as many
+_LEAST_EACH_OF_MANY = 8
+_LEAST_WIDE = 32
+TILES = (
+    _WIDE := Tiles(),
+    _NARROW := Tiles(columns=32, stages=5),
+    _NARROW_OF_MANY := Tiles(columns=32, warps=8),
+)
+_MANY_PROGRAMS = 8  # for each processor
 
 
 @gluon.jit
@@ -300,20 +336,32 @@ def in_order(x: Tensor) -> Tensor:
     return words.transpose(2, 3).contiguous().view(x.dtype).view_as(x)
 
 
-def products(
+def experts(
     x: Tensor,
-    lists: tuple[Tensor, Tensor],
+    index: Tensor,
     shares: Tensor,
     gate_up: PackedWeights,
     down: PackedWeights,
-    clamp: tuple[float, float],
-    parts: Tensor,
-    tiles: WideTiles,
+    gate: ExpertGate,
+    tiles: Tiles,
+    *,
+    in_parts: bool = False,
 ) -> Tensor:
-    """X [T, K] through the experts whose lists these are -> what each of them gives, weighed: `parts` [C, T, N], filled."""
-    chosen, tokens, outputs = parts.shape
-    width = down.packed.shape[2] * _STEP.value
+    """The same as `mxfp4.experts`, for 9 to 1024 tokens; widths are multiples of 64."""
+    tokens, inputs = x.shape
+    chosen = index.shape[1]
+    width, outputs = down.packed.shape[2] * _STEP.value, inputs
+    assert gate.clamped is not None
+    assert x.dtype == torch.bfloat16, x.dtype
+    assert _LEAST_LISTED <= tokens <= MOST_TOKENS, tokens
+    assert chosen <= MOST_CHOSEN, chosen
+    assert not inputs % _INPUTS.value, inputs
+    assert not width % _INPUTS.value, width
+    assert tiles.ring_bytes <= copies.MOST_KIB << 10, tiles
+    x, index, shares = x.contiguous(), index.contiguous(), shares.contiguous()
+    parts = torch.empty(chosen, tokens, outputs, dtype=torch.float32, device=x.device)
     inner = x.new_empty(tokens, chosen, width)
+    lists = list_pairs(index, len(gate_up.packed))
     kernel: Any = _mxfp4_many
     for weights, rows, size, made in (
         (gate_up, in_order(x), 2 * width, inner),
@@ -327,7 +375,7 @@ def products(
         kernel[grid](
             *(rows, weights.packed, weights.factors),
             *(x if weights.bias is None else weights.bias, *lists, shares, made),
-            *(tokens, size, rows.shape[-1], *clamp),
+            *(tokens, size, rows.shape[-1], *gate.clamped),
             C=chosen,
             GATED=made is inner,
             BIAS=weights.bias is not None,
@@ -337,4 +385,21 @@ def products(
             num_warps=tiles.warps,
             **launch_options(x.device),
         )
-    return parts
+    return parts if in_parts else add_up(parts, x.new_empty(tokens, outputs))
+
+
+def choose_tiles(
+    tokens: int, chosen: int, num_experts: int, widths: tuple[int, int], device: torch.device
+) -> Tiles | None:
+    """The tiles for so many tokens through experts of these inputs and this width; None where `mxfp4.experts` is faster or the only one."""
+    inputs, width = widths
+    each = tokens * chosen / num_experts
+    programs = triton.cdiv(2 * width, 32 * _NARROW_OF_MANY.warps) * num_experts
+    is_many = programs >= _MANY_PROGRAMS * kernels.num_processors(device)
+    if each < (_LEAST_EACH_OF_MANY if is_many else _LEAST_EACH) or tokens < _LEAST_LISTED:
+        return None
+    if inputs % _INPUTS.value or width % _INPUTS.value:
+        return None
+    if each >= _LEAST_WIDE:
+        return _WIDE
+    return _NARROW_OF_MANY if is_many else _NARROW

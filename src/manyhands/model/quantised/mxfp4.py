@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from manyhands.attention.launches import has_gluon
 from manyhands.errors import UnsupportedModel
 from manyhands.model import kernels
 from manyhands.model.quantised.w4a16 import BLOCK, STEP, pack, unpack
@@ -173,7 +174,7 @@ class Mxfp4Stack(nn.Module):
     def product(
         self, x: Tensor, index: Tensor, shares: Tensor, *, in_parts: bool = False
     ) -> Tensor:
-        """The same for up to 1024 tokens by our kernel; `in_parts`: what each expert gives, [C, T, N] in float32."""
+        """The same for up to 1024 tokens by our kernels; `in_parts`: what each expert gives, [C, T, N] in float32."""
         from manyhands.model.kernels import mxfp4
         from manyhands.model.kernels.experts import ExpertGate
 
@@ -182,6 +183,17 @@ class Mxfp4Stack(nn.Module):
             for name in PRODUCTS
         )
         gate = ExpertGate(clamped=(self.alpha, self.limit))
+        if has_gluon(x.device):
+            from manyhands.model.kernels import mxfp4_many
+
+            widths = x.shape[1], down.packed.shape[2] * STEP  # of this rank's part
+            tiles = mxfp4_many.choose_tiles(
+                len(x), index.shape[1], self.num_experts, widths, x.device
+            )
+            if tiles is not None:
+                return mxfp4_many.experts(
+                    x, index, shares, both, down, gate, tiles, in_parts=in_parts
+                )
         return mxfp4.experts(x, index, shares, both, down, gate, in_parts=in_parts)
 
     def extra_repr(self) -> str:

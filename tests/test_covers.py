@@ -1,0 +1,36 @@
+"""A cover of pairs leaves none out, and is smaller than all cases."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+import pytest
+
+from tests.covers import cover, left_out
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 4), (6, 4, 2, 2), (2, 2, 2, 2, 2), (3, 1, 3)])
+def test_every_pair_of_values_is_in_a_case(sizes: tuple[int, ...]) -> None:
+    names = [f"parameter {index}" for index in range(len(sizes))]
+    every = [dict(zip(names, values, strict=True)) for values in product(*map(range, sizes))]
+    kept = [every[index] for index in cover(every)]
+    for one, other in combinations(range(len(sizes)), 2):
+        found = {(case[names[one]], case[names[other]]) for case in kept}
+        assert found == set(product(range(sizes[one]), range(sizes[other])))
+    assert len(kept) <= len(every)
+    assert cover(every) == cover(every)
+    assert (len(kept) < len(every)) == (min(sizes) > 1)
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize("one", range(3))
+@pytest.mark.parametrize("other", range(3))
+@pytest.mark.parametrize("third", range(3))
+def test_a_marked_test_has_fewer_cases(
+    one: int, other: int, third: int, request: pytest.FixtureRequest
+) -> None:
+    if request.config.getoption("--every-case") or request.config.getoption("keyword"):
+        pytest.skip("all cases were asked for, or some by name")
+    mine = [item for item in request.session.items if "fewer_cases" in item.nodeid]
+    assert len(mine) in range(9, 27)
+    assert left_out(mine) == []
