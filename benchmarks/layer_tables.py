@@ -118,6 +118,50 @@ def mxfp4_rings() -> str:
     return table(["tokens", "without a ring, µs", "as chosen, µs", "times as fast"], rows)
 
 
+def mxfp4_many() -> str:
+    """All experts of one layer in mxfp4 that have many tokens, by the kernel of few and by that of many, and in 16 bits."""
+    found = result("mxfp4_many")
+    if found is None:
+        return NOTHING_YET
+    rows, last = [], ""
+    for line in found["tiles"]:
+        if (used := next((each for each in line["tiles"] if each.get("used")), None)) is None:
+            continue
+        whole = line["us_in_16_bits"]
+        rows.append(
+            [
+                "" if line["network"] == last else line["network"],
+                str(line["tokens"]),
+                f"{line['before_us']:.0f}",
+                f"{used['us']:.0f}",
+                f"{line['before_us'] / used['us']:.2f} ×",
+                f"{whole:.0f}" if whole else "",
+            ]
+        )
+        last = line["network"]
+    head = ["network", "tokens", "before, µs", "now, µs", "times as fast", "in 16 bits, µs"]
+    return table(head, rows)
+
+
+def mxfp4_prompts() -> str:
+    """From the submission of a prompt to its first token, by both kernels."""
+    found = result("mxfp4_many")
+    if found is None:
+        return NOTHING_YET
+    rows = []
+    for length in sorted({line["tokens"] for line in found["prompts"]}):
+        before, now = (
+            min(
+                line["ms"]
+                for line in found["prompts"]
+                if (line["way"], line["tokens"]) == (way, length)
+            )
+            for way in ("before", "many")
+        )
+        rows.append([str(length), f"{before:.1f}", f"{now:.1f}", f"{before / now:.2f} ×"])
+    return table(["tokens", "before, ms", "now, ms", "times as fast"], rows)
+
+
 def routers() -> str:
     """The product of a router, in one program for all inputs, and in parts."""
     found = result("router_tiles")
@@ -304,6 +348,8 @@ TABLES: dict[str, Callable[[], str]] = {
         experts,
         experts_in_mxfp4,
         mxfp4_rings,
+        mxfp4_many,
+        mxfp4_prompts,
         routers,
         tiles,
         quantised_products,
