@@ -29,9 +29,13 @@ _SANITISED = (
     f"{_KERNELS}test_gated_products_of_the_ring[3-silu-33-64]",
     f"{_KERNELS}test_products_of_four_bits[torch.float16-1-512-two eights-True]",
     f"{_KERNELS}test_float8_products_of_few_tokens[1-512-1]",
+    "tests/model/test_mxfp4.py::test_wide_tiles_give_the_same[9-Tiles(columns=64, warps=4, stages=4)]",
 )
-# Of specialised warps racecheck reports hazards wherever a tile is handed over by a barrier in memory, and comes to no end.
-_RACED = tuple(test for test in _SANITISED if not re.search("specialised|the_ring", test))
+# Of specialised warps racecheck reports hazards wherever a tile is handed over by a barrier in memory, and comes to no end; of wide
+# tiles it was never asked.
+_RACED = tuple(
+    test for test in _SANITISED if not re.search("specialised|the_ring|wide_tiles", test)
+)
 
 
 def _measure(module: str, words: str = "") -> Command:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from tests.covers import left_out
+from tests.covers import SPARED, left_out
 
 # A script that begins the tests in the background has them ignore Ctrl-C, and all that they start inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -37,9 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--every-case") or torch.cuda.is_available():
-        return
-    spared = left_out(items)
+    are_all_run = config.getoption("--every-case") or torch.cuda.is_available()
+    config.stash[SPARED] = spared = [] if are_all_run else left_out(items)
     config.hook.pytest_deselected(items=spared)
     known = set(spared)
     items[:] = [item for item in items if item not in known]

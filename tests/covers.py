@@ -10,6 +10,10 @@ from itertools import combinations
 
 import pytest
 
+SPARED = pytest.StashKey[
+    list[pytest.Item]
+]()  # of a session's configuration: tests that were collected and are not run
+
 
 def pairs_of(case: Mapping[str, object]) -> frozenset[tuple[tuple[str, str], ...]]:
     """Every two of a case's values, as they are written."""

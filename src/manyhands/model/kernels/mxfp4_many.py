@@ -14,7 +14,7 @@ for each product alone.
 
 Tensor cores read inputs in an order of their own, of each 32 the one in which a thread has its weights. The first product
 is given x in this order, and leaves what is between both products in it. Columns of no token ask for no inputs: when
-they all asked for the same ones, so many requests for one place took half of the time.
+they all asked for the same ones, so many requests for one place took up to half of the time.
 
 It is written in Gluon, which has no interpreter: machines without a GPU only compile it, its values are tested on one.
 
