@@ -99,7 +99,7 @@ def compiled(capability: int, folder: Path, compiles_every: bool) -> list[dict[s
         env={**os.environ, **place},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1800 if compiles_every else 600,
     )
     assert done.returncode == 0, done.stderr
     *found, facts = [json.loads(line) for line in done.stdout.splitlines()]
