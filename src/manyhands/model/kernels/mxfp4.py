@@ -116,7 +116,7 @@ _FACTOR_BYTES = tl.constexpr(128)  # of a span, of a warp: a word for each lane
 _MOST_RINGED = tl.constexpr(4)  # steps of a span: the lanes' words of factors are eights of a step
 _UNPACK = tl.constexpr(_unpack_assembly())
 _UNPACK_OPERANDS = tl.constexpr(",".join(["=r"] * 16 + ["r"] * 8))
-# Of tiles for many tokens (`mxfp4_prompts.py`), in two statements.
+# Of tiles for many tokens (`mxfp4_many.py`), in two statements.
 SPREAD = tl.constexpr(_spread_assembly())
 SPREAD_OPERANDS = tl.constexpr(",".join(["=r"] * 20 + ["r"] * 8))
 SCALE = tl.constexpr(tuple(_scale_assembly(r) for r in range(2)))
