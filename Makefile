@@ -2,7 +2,8 @@
 #   make solve    set up, then let a team solve a problem with the bundled model
 #   make serve    set up, then serve the bundled model at http://127.0.0.1:8000
 #   make test     set up, then run every check: lint, format, types, tests
-# One more, before a release or a change of a range in pyproject.toml:
+# Two more, before any commit, and before a release or a change of a range in pyproject.toml:
+#   make pages    tests that only read files: words, letters, floors, links, figures of the pages
 #   make lowest FILES=tests/model    the lowest accepted releases in an environment of their own, and tests with them
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,7 +14,7 @@ PROBLEM ?= Solve these problems and box the answers in order, separated by comma
 WORKERS ?= 3
 export PROBLEM
 
-.PHONY: setup solve serve test lint types tests lowest clean
+.PHONY: setup solve serve test lint types tests pages lowest clean
 setup: $(VENV)/ready
 
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -40,6 +41,11 @@ types: setup
 # takes from the other. Programs that tests start find compiled modules.
 tests: setup
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal
+
+# A commit of docs alone can break these.
+pages: setup
+	$(BIN)/pytest tests/test_docs.py tests/test_docstrings.py tests/test_letters.py tests/test_words.py tests/test_floors.py \
+	    tests/benchmarks/test_pages.py tests/benchmarks/test_papers.py tests/model/test_models_page.py -k 'not prints_what'
 
 # Of what is not named in pyproject.toml the newest release is taken. Old libraries warn of newer ones that they
 # stand on, so warnings are no errors here.
