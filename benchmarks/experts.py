@@ -19,8 +19,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Set
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -40,13 +39,14 @@ from benchmarks.decode import (
 from benchmarks.engine_parts import executor_of
 from benchmarks.gate import Checked, check_against, compare, plain
 from benchmarks.results import Clock, Results, parser
+from benchmarks.routers import as_before, routers_of
 from benchmarks.shapes import SHAPES, tiny_of
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.evaluation.bench import fill, seat, time_passes, timing, tokens_in_use, views_of
-from manyhands.model.experts import gate_of, usual_of
+from manyhands.model.experts import gate_of
 from manyhands.model.quantised.mxfp4 import Mxfp4Stack
 from manyhands.model.routing import routing_of
 
@@ -232,7 +232,7 @@ class Watch:
 
     def __init__(self, engine: Engine, chosen: int) -> None:
         adapter = executor_of(engine).adapter
-        routers = [each for each in adapter.model.modules() if routing_of(each) is not None]
+        routers = routers_of(engine)
         routing = routing_of(routers[0])
         assert routing is not None, "it was found by its routing"
         num_layers, num_experts = len(routers), len(routing.weight_of(routers[0]))
@@ -269,21 +269,6 @@ class Watch:
 def stacks_of(model: nn.Module) -> list[Any]:
     """The stacks of experts, in the order of layers."""
     return [module for module in model.modules() if gate_of(module) is not None]
-
-
-@contextmanager
-def as_before(engine: Engine) -> Iterator[None]:
-    """Experts and routers go the way of the modelling code meanwhile."""
-    kept = []
-    for module in executor_of(engine).adapter.model.modules():
-        if (usual := usual_of(module)) is not None:
-            kept.append((module, vars(module)["forward"]))
-            module.forward = module.one_by_one if isinstance(module, Mxfp4Stack) else usual
-    try:
-        yield
-    finally:
-        for module, forward in kept:
-            module.forward = forward
 
 
 @torch.inference_mode()

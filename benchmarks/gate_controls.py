@@ -29,6 +29,7 @@ from torch import Tensor
 from benchmarks.decode import free
 from benchmarks.engine_parts import executor_of
 from benchmarks.results import Clock, Results, parser
+from benchmarks.routers import ChosenExperts, watched_routers
 from benchmarks.shapes import SHAPES, TINY, tiny_of
 from benchmarks.vllm_process import Crowd, Tokens
 from benchmarks.whole_engines import (
@@ -37,7 +38,6 @@ from benchmarks.whole_engines import (
     gate_shape,
     read_along,
     save_small,
-    watched_routers,
     write_along,
 )
 from manyhands.cache.step import Choice
@@ -121,8 +121,8 @@ def chosen_experts(
     """Experts of every layer, in order, for each turn and each row of it."""
     layers: dict[int, list[list[tuple[int, ...]]]] = {}
 
-    def note(router: int, experts: Tensor) -> None:
-        rows = experts[-crowd.rows :].sort(-1).values.tolist()
+    def note(router: int, chosen: ChosenExperts) -> None:
+        rows = chosen.experts[-crowd.rows :].sort(-1).values.tolist()
         layers.setdefault(router, []).append([tuple(each) for each in rows])
 
     with watched_routers(engine, note):

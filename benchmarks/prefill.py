@@ -5,7 +5,8 @@
 The attention is that of `attention.py` (its gate, its limit, its stopwatch). A pass is timed as a run that comes alone
 meets it: from its submission to its first token, nothing shared and nothing found. Beside it stands a floor: linear layers at
 so many tokens, plus the attention's limit in all layers. The gate of a pass: its last token's logits against plain
-torch attention. Each prompt is another one; the first two of its length, of which one
+torch attention; with experts also the modelling code's, which are given the choices of our routers (`benchmarks/routers.py`), and its
+routers have to say nearly the same. Each prompt is another one; the first two of its length, of which one
 is recorded, are not counted.
 """
 
@@ -20,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from benchmarks import situations
 from benchmarks.attention import PREFILL_HEADS, Attention, Case
@@ -27,6 +29,14 @@ from benchmarks.decode import each_network, free
 from benchmarks.engine_parts import executor_of
 from benchmarks.gate import Checked, compare, plain
 from benchmarks.results import Clock, Results, parser
+from benchmarks.routers import (
+    SAME_EXPERTS,
+    ChosenExperts,
+    as_before,
+    given_choices,
+    routers_of,
+    watched_routers,
+)
 from benchmarks.shapes import SHAPES, TINY, Shape
 from benchmarks.start_up import first_token
 from benchmarks.timing import linears_ms
@@ -84,9 +94,12 @@ class Prefill(Attention):
 
     def _passes(self, engine: Engine, length: int, linears: float) -> None:
         numbers = random.Random(length)
-        gate = check_prompt(engine, self._prompt(numbers, engine, length))
-        if not gate.is_green:
-            self.results.add("red", tokens=length, gate=asdict(gate))
+        gate, alike = check_prompt(engine, self._prompt(numbers, engine, length))
+        found = {"tokens": length, "gate": asdict(gate)}
+        if routers_of(engine):
+            found["same_experts"] = alike
+        if not gate.is_green or alike < SAME_EXPERTS:
+            self.results.add("red", **found)
             return
         repeats = 1 if self.arguments.tiny else REPEATS
         prompts = [self._prompt(numbers, engine, length) for _ in range(2 + repeats)]
@@ -97,27 +110,31 @@ class Prefill(Attention):
         floor = linears + 1e-3 * limit * self.shape.num_layers
         self.results.add(
             "passes",
-            tokens=length,
+            **found,
             ms=round(1e3 * middle, 3),
             ms_worst=round(1e3 * max(seconds), 3),
             floor_ms=round(floor, 3),
             linears_ms=round(linears, 3),
             tokens_per_second=round(length / middle),
-            gate=asdict(gate),
         )
 
     def _prompt(self, numbers: random.Random, engine: Engine, length: int) -> tuple[int, ...]:
         return tuple(numbers.randrange(2, engine.facts.vocab_size) for _ in range(length))
 
 
-def check_prompt(engine: Engine, prompt: tuple[int, ...]) -> Checked:
-    """The logits behind a prompt against those of plain torch attention."""
-    ours, theirs = (
-        each.forward(Step([Row(View([Block()]), prompt)])).float()
-        for each in (engine, plain(engine))
-    )
+def check_prompt(engine: Engine, prompt: tuple[int, ...]) -> tuple[Checked, float]:
+    """The logits behind a prompt against those of plain torch attention; and the least share of a router's choices that are the same."""
+    chosen: list[list[ChosenExperts]] = [[] for _ in routers_of(engine)]
+
+    def logits(of: Engine) -> Tensor:
+        return of.forward(Step([Row(View([Block()]), prompt)])).float()
+
+    with watched_routers(engine, lambda router, choice: chosen[router].append(choice)):
+        ours = logits(engine)
+    with as_before(engine), given_choices(engine, chosen) as alike:
+        theirs = logits(plain(engine))
     adapter = executor_of(engine).adapter
-    return compare(ours, theirs, adapter.dtype, adapter.num_layers)
+    return compare(ours, theirs, adapter.dtype, adapter.num_layers), alike.least
 
 
 def main(words: list[str] | None = None) -> None:

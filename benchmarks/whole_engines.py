@@ -43,7 +43,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -59,6 +59,7 @@ from benchmarks.decode import free, num_graphs, recording, steady
 from benchmarks.engine_parts import executor_of
 from benchmarks.outsiders import VLLM_PACKAGES, VLLM_TUNED
 from benchmarks.results import ROOT, Clock, Results, parser
+from benchmarks.routers import ChosenExperts, watched_routers
 from benchmarks.shapes import SHAPES, TINY, Shape, tiny_of
 from benchmarks.timing import python_loop_ms
 from benchmarks.vllm_process import (
@@ -79,12 +80,10 @@ from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.loop import run_passes
-from manyhands.engine.passes import Passes
 from manyhands.errors import InvalidRequest
 from manyhands.evaluation.bench import fill, seat, views_of
 from manyhands.model.dummy import STD
 from manyhands.model.quantised.mxfp4 import PRODUCTS
-from manyhands.model.routing import routing_of
 from manyhands.strategies.base import Answer, Reserve, Strategy
 
 OURS, TEAM = "manyhands", "manyhands, a team"
@@ -543,42 +542,13 @@ def experts_read(engine: Engine, rows: int, measure: Callable[[], Any]) -> float
     """The experts that a layer reads in one of the last passes of so many rows that `measure` makes, on average."""
     counts: dict[int, list[int]] = {}  # of each router
 
-    def note(router: int, experts: Tensor) -> None:
-        if len(experts) == rows:
-            counts.setdefault(router, []).append(experts.unique().numel())
+    def note(router: int, chosen: ChosenExperts) -> None:
+        if len(chosen.experts) == rows:
+            counts.setdefault(router, []).append(chosen.experts.unique().numel())
 
     with watched_routers(engine, note):
         measure()
     return statistics.fmean(count for each in counts.values() for count in each[-COUNTED_STEPS:])
-
-
-@contextmanager
-def watched_routers(engine: Engine, note: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Call `note` with the number of a router and the experts [T, C] that it chose, in every pass.
-
-    The passes are made launch by launch meanwhile: what is recorded calls no hooks.
-    """
-    executor = executor_of(engine)
-    recorded = executor.passes
-    hooks: list[Any] = []
-
-    def chosen(
-        number: int, router: nn.Module, given: object, out: tuple[Tensor, Tensor, Tensor]
-    ) -> None:
-        routing = routing_of(router)
-        assert routing is not None
-        note(number, routing.in_order(out)[2])
-
-    for module in executor.adapter.model.modules():
-        if routing_of(module) is not None:
-            hooks.append(module.register_forward_hook(partial(chosen, len(hooks))))
-    executor.passes = Passes(executor.adapter, executor.memory, executor.backend)
-    try:
-        yield
-    finally:
-        executor.passes = recorded
-        for hook in hooks:
-            hook.remove()
 
 
 # -- gate ------------------------------------------------------------------------------------------
