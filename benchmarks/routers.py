@@ -1,4 +1,4 @@
-"""What routers choose: noted in one engine, and given to another one that is held against it.
+"""Choices of routers: noted in one engine, and given to another one that is held against it.
 
 A router whose best experts are nearly level is undecided: other roundings choose another expert, and behind it everything
 is another number, though nothing is wrong. So two engines are compared with the choices of one of them, and of the other it is
@@ -29,7 +29,7 @@ SAME_EXPERTS = 0.85
 
 
 class ChosenExperts(NamedTuple):
-    """What a router gave for the tokens of one call."""
+    """Shares and experts of the tokens of one call of a router."""
 
     shares: Tensor  # [T, C]
     experts: Tensor  # [T, C]
