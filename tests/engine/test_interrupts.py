@@ -328,12 +328,7 @@ def crowd(
         engine.submit(writing(told[n], prompt, Reserve(prompt + 9 * rows, rows + 1), rows))
         for n, (prompt, rows) in enumerate(shapes)
     ]
-    watch = watch_at(*places, code=code, files=files)
-    goes_on = True
-    while goes_on:
-        watch.begin_step()
-        assert watch.step < 200
-        goes_on = insist(engine.step, watch)
+    watch = driven(engine, watch_at(*places, code=code, files=files))
     engine.pool.take_back()
     assert engine.pool.num_free_pages == engine.pool.num_pages
     outcome = [
@@ -341,6 +336,21 @@ def crowd(
         for n, run in enumerate(runs)
     ]
     return outcome, any(run.num_preemptions for run in runs), watch
+
+
+def driven(
+    engine: Engine,
+    watch: Watch,
+    step: Callable[[], bool] | None = None,
+    between: Callable[[], object] = lambda: None,
+) -> Watch:
+    """All steps of an engine that is interrupted."""
+    for _ in range(300):
+        watch.begin_step()
+        if not insist(step or engine.step, watch):
+            return watch
+        between()
+    raise AssertionError("it goes on for ever")
 
 
 def insist(do: Callable[[], bool], watch: Watch) -> bool:
@@ -502,18 +512,13 @@ def accounts(*places: Place) -> tuple[list[list[tuple[int, ...]]], list[str], Wa
     strategies.append(asking_again(told[5]))
     runs = [engine.submit(strategy) for strategy in strategies]
     watch = watch_at(*places, code=WATCHED_PAGES, files=WATCHED_ACCOUNTS)
-    goes_on = True
-    while goes_on:
-        watch.begin_step()
-        assert watch.step < 200
 
-        def step() -> bool:
-            if watch.step >= 9 and not runs[CANCELLED].done:
-                engine.cancel(runs[CANCELLED])
-            return engine.step()
+    def step() -> bool:
+        if watch.step >= 9 and not runs[CANCELLED].done:
+            engine.cancel(runs[CANCELLED])
+        return engine.step()
 
-        goes_on = insist(step, watch)
-        assert_accounts_are_true(engine, runs)
+    driven(engine, watch, step, lambda: assert_accounts_are_true(engine, runs))
     assert_accounts_are_true(engine, runs)
     engine.pool.take_back()
     assert not engine._scheduler.runs
