@@ -354,7 +354,7 @@ def driven(
 
 
 def insist(do: Callable[[], bool], watch: Watch) -> bool:
-    """What is done at last, however often it is struck."""
+    """The outcome of `do`, which is asked for again as often as it is struck."""
     while True:
         with contextlib.suppress(KeyboardInterrupt), watch.watching():
             return do()
