@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every-case",
         action="store_true",
-        help="run all cases of tests that are marked with `pairs`, not a cover of them (tests/covers.py)",
+        help="run all cases of tests that run some of them: a cover (tests/covers.py), several interrupts in one run (tests/strikes.py)",
     )
 
 

@@ -43,3 +43,8 @@ def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
         kept = set(cover([test.callspec.params for test in tests]))
         spared += [test for index, test in enumerate(tests) if index not in kept]
     return spared
+
+
+def is_every_case(config: pytest.Config) -> bool:
+    """Whether tests run all of their cases, and not those alone that stand for the others."""
+    return bool(config.getoption("--every-case"))

@@ -1,21 +1,18 @@
 """An interrupt at any line of the accounting: the step happened or it did not, and all goes on as it should.
 
-`sys.settrace` raises KeyboardInterrupt at every line inside `cache/` that is run, at several of the times it
-is. What was interrupted is then asked for again, as an engine does. A memory beside it knows which token lies in
+KeyboardInterrupt is raised at every line inside `cache/` that is run, at several of the times it is
+(`tests/strikes.py`). What was interrupted is then asked for again, as an engine does. A memory beside it knows which token lies in
 which slot, so keys that are lost, forgotten moves and pages used twice are found.
 """
 
 from __future__ import annotations
 
-import functools
 import gc
-import sys
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any, NamedTuple
 
 import pytest
@@ -27,63 +24,18 @@ from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.errors import ManyhandsError
 from tests.cache.test_plan import Ledger
+from tests.covers import is_every_case
+from tests.strikes import Place, Watch, every_time, strike_all, tellings
 
 WATCHED = frozenset(module.__file__ for module in (journal, lockstep, pages, planner))
 
 
-Line = tuple[str, int]
+def is_watched(code: CodeType) -> bool:
+    return code.co_filename in WATCHED
 
 
-@functools.cache
-def lines_of(code: CodeType) -> frozenset[int | None]:
-    return frozenset(line for _, _, line in code.co_lines())
-
-
-class Interrupter:
-    """Raises when `line` is run for the `time`-th time; and once more `again` lines later."""
-
-    def __init__(self, line: Line | None = None, time: int = 1, again: int | None = None) -> None:
-        self.line, self.time, self.again = line, time, again
-        self.times: Counter[Line] = Counter()
-        self.num_strikes = 0
-        self._until_again: int | None = None
-        self._is_over = False  # nothing is left to raise: the rest is run without being watched
-
-    def _may_strike_in(self, code: CodeType) -> bool:
-        assert self.line is not None
-        file, line = self.line
-        return code.co_filename == file and line in lines_of(code)
-
-    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code.co_filename not in WATCHED or self._is_over:
-            return None
-        is_near = self.line is None or self._until_again is not None
-        if not is_near and not self._may_strike_in(frame.f_code):
-            return None
-        if event == "line":
-            line = frame.f_code.co_filename, frame.f_lineno
-            self.times[line] += 1
-            if line == self.line and self.times[line] == self.time:
-                self._until_again = self.again
-                self.strike()
-            elif self._until_again is not None:
-                self._until_again -= 1
-                if not self._until_again:
-                    self.strike()
-        return self
-
-    def strike(self) -> None:
-        self.num_strikes += 1
-        self._is_over = self.num_strikes == (1 if self.again is None else 2)
-        raise KeyboardInterrupt
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        sys.settrace(None if self._is_over else self)
-        try:
-            yield
-        finally:
-            sys.settrace(None)
+def watch_at(*places: Place, again: int | None = None) -> Watch:
+    return Watch(is_watched, places, again)
 
 
 class Driver:
@@ -93,10 +45,11 @@ class Driver:
         self.pool = PagePool(64, 2)
         self.ledger = Ledger(self.pool)
         self.num_interrupts = 0
-        self.watch = Interrupter()
+        self.watch = watch_at()
 
     def feed(self, *rows: Row) -> None:
         """Until it has been done, whatever strikes."""
+        self.watch.begin_step()
         self._insist_on(Step(rows), [row.view.own.num_tokens + len(row.feed) for row in rows])
         for row in rows:
             place = self.pool.place(row.view.own)
@@ -128,6 +81,7 @@ class Driver:
 
     def insist(self, do: Callable[[], Any]) -> Any:
         """The steps that can be asked for again."""
+        self.watch.begin_step()
         while True:
             try:
                 with self.watch.watching():
@@ -193,12 +147,12 @@ def conversation(driver: Driver) -> None:
     driver.feed(Row(View([*halves, own]), (11, 12)))
 
 
-def play(interrupter: Interrupter) -> Interrupter:
+def play(watch: Watch) -> Watch:
     """The conversation, interrupted; in the end no page is lost."""
     driver = Driver()
-    driver.watch = interrupter
+    driver.watch = watch
     conversation(driver)
-    assert driver.num_interrupts == interrupter.num_strikes
+    assert driver.num_interrupts == watch.num_strikes
     pool = driver.pool
     pool.take_back()
     del driver
@@ -207,31 +161,39 @@ def play(interrupter: Interrupter) -> Interrupter:
     assert pool.num_free_pages == pool.num_pages
     assert sorted(pool._free) == list(range(pool.num_pages))
     assert not pool._places
-    return interrupter
+    return watch
 
 
-def strikes(again: int | None = None) -> Iterator[Interrupter]:
+def strikes() -> list[Place]:
     """Every line, the first time it is run and one in the middle."""
-    for line, times in play(Interrupter()).times.items():
-        for time in sorted({1, (times + 1) // 2}):
-            yield Interrupter(line, time, again)
+    return play(watch_at()).places(lambda times: {1, (times + 1) // 2})
 
 
 def test_undisturbed_every_part_is_run() -> None:
-    lines = play(Interrupter()).times
-    assert {file for file, _ in lines} == WATCHED
+    lines = {line for _, line in play(watch_at()).lines}
+    assert {code.co_filename for code, _ in lines} == WATCHED
     assert len(lines) > 150
 
 
-def test_an_interrupt_at_any_line() -> None:
-    for interrupter in strikes():
-        assert play(interrupter).num_strikes == 1
+def test_an_interrupt_at_any_line(pytestconfig: pytest.Config) -> None:
+    def struck(places: Sequence[Place]) -> Watch:
+        watch = play(watch_at(*places))
+        assert watch.num_strikes == len(watch.struck)
+        return watch
+
+    strike_all(strikes(), struck, alone=is_every_case(pytestconfig))
 
 
 @pytest.mark.parametrize("again", [1, 3, 12])
-def test_a_second_interrupt_while_the_first_one_is_handled(again: int) -> None:
-    for interrupter in list(strikes(again))[again % 3 :: 3]:
-        assert play(interrupter).num_strikes == 2 or interrupter._until_again
+def test_a_second_interrupt_while_the_first_one_is_handled(
+    again: int, pytestconfig: pytest.Config
+) -> None:
+    def struck(places: Sequence[Place]) -> Watch:
+        watch = play(watch_at(*places, again=again))
+        assert watch.num_strikes == 2 * len(watch.struck)
+        return watch
+
+    strike_all(strikes()[again % 3 :: 3], struck, alone=is_every_case(pytestconfig))
 
 
 def with_rooms() -> tuple[PagePool, Block, list[Block]]:
@@ -251,9 +213,10 @@ def with_rooms() -> tuple[PagePool, Block, list[Block]]:
 def test_rooms_are_filled_at_once_or_not_at_all() -> None:
     """Half of it would read right, and the other copies would never be made."""
 
-    def interrupted(interrupter: Interrupter) -> tuple[int, int, tuple[bool, ...]]:
+    def interrupted(watch: Watch) -> tuple[int, int, tuple[bool, ...]]:
         pool, marker, desks = with_rooms()
-        with suppress(KeyboardInterrupt), interrupter.watching():
+        watch.begin_step()
+        with suppress(KeyboardInterrupt), watch.watching():
             pool.fill_rooms(marker)
         pool._collect()
         strips = [pool.place(desk).strip for desk in desks]
@@ -261,11 +224,10 @@ def test_rooms_are_filled_at_once_or_not_at_all() -> None:
         assert filled == tuple(strip.awaited is None for strip in strips)
         return len(pool._moves), len(pool.place(marker).rooms), filled
 
-    undisturbed = Interrupter()
+    undisturbed = watch_at()
     states = {interrupted(undisturbed)}
     assert states == {(2, 0, (True, True))}
-    for line, times in undisturbed.times.items():
-        states |= {interrupted(Interrupter(line, time)) for time in range(1, times + 1)}
+    states |= {interrupted(watch_at(place)) for place in undisturbed.places(every_time)}
     assert states == {(2, 0, (True, True)), (0, 2, (False, False))}
 
 
@@ -334,19 +296,19 @@ CHANGES: dict[str, Callable[[Full], object]] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_each_change_is_complete_or_has_not_happened(name: str) -> None:
-    def interrupted(interrupter: Interrupter) -> tuple[Any, ...]:
+    def interrupted(watch: Watch) -> tuple[Any, ...]:
         full = Full.made()
-        with suppress(KeyboardInterrupt), interrupter.watching():
+        watch.begin_step()
+        with suppress(KeyboardInterrupt), watch.watching():
             CHANGES[name](full)
         full.pool._journal.take_back()
         return full.state()
 
-    before, undisturbed = Full.made().state(), Interrupter()
+    before, undisturbed = Full.made().state(), watch_at()
     after = interrupted(undisturbed)
     assert after != before
     found = {before, after}
-    for line, times in undisturbed.times.items():
-        found |= {interrupted(Interrupter(line, time)) for time in range(1, times + 1)}
+    found |= {interrupted(watch_at(place)) for place in undisturbed.places(every_time)}
     assert found == {before, after}
 
 
@@ -357,14 +319,14 @@ def test_each_change_is_complete_or_has_not_happened(name: str) -> None:
 def test_control_without_one_of_its_parts_it_fails(
     module: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    everything = list(strikes())[::3]
+    everything = tellings(strikes()[::3])
     monkeypatch.setattr(module, name, lambda self: None)
-    assert any(fails(interrupter) for interrupter in everything)
+    assert any(fails(places) for places in everything)
 
 
-def fails(interrupter: Interrupter) -> bool:
+def fails(places: Sequence[Place]) -> bool:
     try:
-        play(interrupter)
+        play(watch_at(*places))
     except (AssertionError, LookupError, RuntimeError, ValueError, ManyhandsError):
         return True
     return False

@@ -26,13 +26,15 @@ from manyhands.cache.trunks import Trunks
 from manyhands.cache.view import Item, Lanes, View
 from manyhands.errors import ContextTooLong, InvalidRequest, OutOfMemory
 
+Token = tuple[Block, int]  # with its index there
+
 
 class Ledger:
     """Plays steps through a planner and remembers, slot by slot, whose token was put there."""
 
     def __init__(self, pool: PagePool, max_positions: int | None = None) -> None:
         self.planner = Planner(pool, max_positions)
-        self.whose: dict[int, tuple[Block, int]] = {}
+        self.whose: dict[int, Token] = {}
         self.offset: dict[int, int] = {}
         self.met: set[int] = set()  # slots that rows of the plan in hand meet
 
@@ -70,7 +72,8 @@ class Ledger:
         assert plan.num_rows == len(step.rows)
         assert plan.token_ids.tolist() == [token for row in step.rows for token in row.feed]
         assert plan.num_tokens == len(plan.token_ids)
-        expected = [naive(row.view) for row in step.rows]
+        tokens = {block: tokens_of(block) for row in step.rows for block in row.view.blocks}
+        expected = [naive(row.view, tokens) for row in step.rows]
         met = self.seen(plan)
         for index, row in enumerate(step.rows):
             packed = slice(int(plan.row_indptr[index]), int(plan.row_indptr[index + 1]))
@@ -83,37 +86,42 @@ class Ledger:
             assert set(found) == set(expected[index])
         assert not met, "reads of rows that the step has not"
         assert plan.num_keys_read == sum(map(len, expected))
-        keys = {(block, index) for tokens in expected for _, block, index in tokens}
+        keys = {token for row in expected for _, token in row}
         assert plan.num_keys_loaded == len(self.met)
         # A key that is met twice is that of a block with copies in front of others.
         assert {self.whose[slot] for slot in self.met} == keys
         self.met.clear()
 
-    def seen(self, plan: Plan) -> dict[int, list[tuple[int, Block, int]]]:
+    def seen(self, plan: Plan) -> dict[int, list[tuple[int, Token | None]]]:
         """For each row positions in its view, and the tokens that the plan's integers make it meet there."""
         reads, size = plan.reads, plan.page_size
-        found: dict[int, list[tuple[int, Block, int]]] = {}
+        found: dict[int, list[tuple[int, Token | None]]] = {}
         lists = (each.tolist() for each in (reads.row, reads.base, reads.low, reads.high))
         each_read = list(zip(*lists, strict=True))
         bounds = reads.strip_indptr.tolist()
         for strip, pages in enumerate(reads.pages):
-            places = [int(page) * size for page in pages]
+            slots = [
+                slot for page in pages.tolist() for slot in range(page * size, page * size + size)
+            ]
+            tokens, offsets = list(map(self.whose.get, slots)), list(map(self.offset.get, slots))
             for row, base, low, high in each_read[bounds[strip] : bounds[strip + 1]]:
-                tokens = found.setdefault(row, [])
-                for key in range(low, high):
-                    slot = places[key // size] + key % size
-                    assert self.offset[slot] == key
-                    self.met.add(slot)
-                    tokens.append((base + key, *self.whose[slot]))
+                assert offsets[low:high] == list(range(low, high))
+                self.met.update(slots[low:high])
+                positions = range(base + low, base + high)
+                found.setdefault(row, []).extend(zip(positions, tokens[low:high], strict=True))
         return found
 
 
-def naive(view: View) -> list[tuple[int, Block, int]]:
-    """Position, block and index of every token: lanes begin together, and end with the longest."""
+def tokens_of(block: Block) -> list[Token]:
+    return [(block, index) for index in range(block.num_tokens)]
+
+
+def naive(view: View, tokens: Mapping[Block, list[Token]]) -> list[tuple[int, Token]]:
+    """Position of every token: lanes begin together, and end with the longest."""
     return [
-        (position, block, index)
+        each
         for block, start in placed(view.items, lambda block: block.num_tokens)[0]
-        for index, position in enumerate(range(start, start + block.num_tokens))
+        for each in zip(range(start, start + block.num_tokens), tokens[block], strict=True)
     ]
 
 

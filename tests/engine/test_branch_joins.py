@@ -49,7 +49,7 @@ def played(name: str, join: str) -> tuple[list[Step], list[Tensor]]:
     settings = BranchSettings(
         choice=Choice(allowed=allowed),
         branch_tokens=7,
-        budget=80,
+        budget=65,
         join=join,
         end=SHORT,
         max_blocks=2,

@@ -38,7 +38,7 @@ from tests.text.small_tokenizers import sentence_piece
 
 PIECES = Text(sentence_piece())
 PROMPT = BranchPrompt("Q: {question}")
-SKELETON = "Look at all.\n####Anna:Ben:Chris Lee:%%%%"  # the part that the model itself writes
+SKELETON = "Look.\n####Anna:Ben:Chris Lee:%%%%"  # the part that the model itself writes
 TITLES = ("Anna", "Ben", "Chris Lee")
 SHORT = EndSettings(finisher_tokens=3)
 
@@ -102,7 +102,7 @@ def alone(
 
 
 def marked_trunk(text: Text) -> tuple[int, ...]:
-    return text.chat_prompt("Q: who") + text.encode("Look at all.\n")
+    return text.chat_prompt("Q: who") + text.encode("Look.\n")
 
 
 @pytest.mark.parametrize("text", [BYTES, PIECES], ids=["byte_level", "sentence_piece"])
@@ -128,7 +128,7 @@ def test_branches_are_independent_decodes(text: Text) -> None:
 
 def played_by(name: str, text: Text, choice: Choice) -> Played:
     """Run what a trace's header says, as it comes back from a file."""
-    settings = BranchSettings(choice=choice, branch_tokens=24, budget=120, end=SHORT, max_blocks=1)
+    settings = BranchSettings(choice=choice, branch_tokens=12, budget=75, end=SHORT, max_blocks=1)
     header = json.loads(json.dumps(spec_of(settings, PROMPT, "who").to_plain()))
     return play(
         network_engine(name), RunSpec.from_plain(header).strategy(text), text.encode(SKELETON)
@@ -154,7 +154,7 @@ def test_the_reencoding_join_is_plain_causal_prefill(name: str, text: Text) -> N
         settings = BranchSettings(
             choice=Choice(allowed=LETTERS if text is BYTES else None),
             branch_tokens=9,
-            budget=110,
+            budget=75,
             join=join,
             end=SHORT,
             max_blocks=1,
@@ -208,7 +208,7 @@ def hashes() -> list[BranchSettings]:
     allowed = frozenset(BYTES.encode("#")[:1] + BYTES.encode("a:"))
     common = BranchSettings(
         choice=Choice(temperature=1.0, allowed=allowed),
-        budget=90,
+        budget=60,
         branch_tokens=10,
         max_branches=3,
         end=SHORT,

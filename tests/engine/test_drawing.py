@@ -143,7 +143,7 @@ def test_the_control_the_last_of_equals_first() -> None:
 
 def test_a_row_gets_the_same_beside_any_others() -> None:
     """Alone, and in any company and order; whatever stands in rows that do not draw."""
-    logits, choices = all_kinds(torch.bfloat16, 3)
+    logits, choices = all_kinds(torch.bfloat16, 5)
     together = drawn(logits, choices)
     some = list(range(3, len(logits), 5))[::-1]
     logits[0] = float("nan")

@@ -20,7 +20,7 @@ from manyhands.model import experts, kernels
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.fusion import fuse_modules
 from manyhands.strategies.base import Answer
-from tests.engine.small import CONTEXT, NUM_IDS, TOKENIZER, finish, team
+from tests.engine.small import CONTEXT, NUM_IDS, TOKENIZER, counting, finish
 from tests.model.families_zoo import tiny_model
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
@@ -96,8 +96,8 @@ def _logits(engine: Engine) -> Tensor:
 
 
 def _said(engine: Engine) -> Answer:
-    """By a team."""
-    run = engine.submit(team(2, budget=4))
+    """Some tokens, one behind another."""
+    run = engine.submit(counting(TOKENIZER.encode("I think"), 6))
     finish(engine, run)
     return run.result()
 

@@ -258,7 +258,7 @@ def test_what_cannot_have_a_recording_of_its_own_goes_on_by_the_wide_one(
     engine.get_ready()
     passes, views, before = passes_of(engine), a_team_of(2), recorder.num_recovered
     assert (passes.num_graphs, passes.trouble) == (2, None)
-    for index in range(12):
+    for index in range(7):
         engine.run(walking(views, 4, {0: index + 1}))
     assert passes.trouble == "CUDA out of memory."
     assert recorder.num_recovered == before + 1

@@ -1,6 +1,6 @@
 """An interrupt at any line of planning, moving and feeding: the next pass gives what it would have given.
 
-`sys.settrace` counts the lines that an undisturbed story runs through, and raises at one of them. The step
+The lines that an undisturbed story runs through are noted, and an interrupt is raised at them (`tests/strikes.py`). A step
 that was interrupted is asked for again, as a scheduler asks, and the story goes on. The executor is a double
 without a network: a slot of its memory holds a token and the offset that its key was rotated by, and its
 "logits" are the tokens that a row reads, in order. So what is compared is exact.
@@ -12,10 +12,9 @@ an undisturbed engine tells them, and nothing is fed twice.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Generator, Sequence, Set
 from dataclasses import replace
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -35,9 +34,10 @@ from manyhands.engine.past import Past
 from manyhands.engine.run import Run, RunState
 from manyhands.engine.scheduler import Scheduler
 from manyhands.strategies.base import Answer, Reserve, Strategy
+from tests.covers import is_every_case
+from tests.strikes import Place, Watch, every_time, first_and_last, strike_all
 
 Read = tuple[int, ...]  # tokens, in the order of their positions
-Line = tuple[CodeType, int]
 
 
 class Ledger:
@@ -149,41 +149,15 @@ WATCHED_CODE = {
 }
 
 
-class Interrupter:
-    """Counts the lines run in what is watched; raises at one of them."""
-
-    def __init__(
-        self,
-        at: int | None = None,
-        code: Set[CodeType] = WATCHED_CODE,
-        files: Set[str] = WATCHED_FILES,
-    ) -> None:
-        self.at, self.code, self.files = at, code, files
-        self.lines: list[Line] = []
-
-    def __enter__(self) -> Interrupter:
-        sys.settrace(self._call)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
-        code = frame.f_code
-        return self._line if code in self.code or code.co_filename in self.files else None
-
-    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "line":
-            self.lines.append((frame.f_code, frame.f_lineno))
-            if len(self.lines) - 1 == self.at:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return self._line
+def watch_at(
+    *places: Place, code: Set[CodeType] = WATCHED_CODE, files: Set[str] = WATCHED_FILES
+) -> Watch:
+    return Watch(lambda each: each in code or each.co_filename in files, places)
 
 
 def story(
-    at: int | None = None, interrupted: Callable[[Engine], object] = lambda engine: None
-) -> tuple[list[list[Read]], tuple[int, int], Interrupter]:
+    *places: Place, interrupted: Callable[[Engine], object] = lambda engine: None
+) -> tuple[list[list[Read]], tuple[int, int], Watch]:
     """A team's steps: chunks, compaction, plain decoding over the end of a page, compaction again.
 
     What every row of every step read, what the pool holds at the end, and the lines that were run.
@@ -198,34 +172,36 @@ def story(
     new = Block("c")
     later = [View([prompt, first, second, one, new]), View([prompt, first, second, one, other])]
     found: list[Any] = []
-    with Interrupter(at) as watch:
-        for feeds, seen in [
-            (((9,) * 40, (2, 6)), views),
-            *[(((n,), (n + 1,)), views) for n in range(3, 8)],
-            (((8,), (7, 7)), later),
-            (((8,), (7,)), later),
-        ]:
-            if seen is later:
-                one.freeze()
-            step = Step(Row(view, feed) for view, feed in zip(seen, feeds, strict=True))
-            before = [row.view.own.num_tokens for row in step.rows]
-            try:
+    watch = watch_at(*places)
+    for feeds, seen in [
+        (((9,) * 40, (2, 6)), views),
+        *[(((n,), (n + 1,)), views) for n in range(3, 8)],
+        (((8,), (7, 7)), later),
+        (((8,), (7,)), later),
+    ]:
+        if seen is later:
+            one.freeze()
+        step = Step(Row(view, feed) for view, feed in zip(seen, feeds, strict=True))
+        before = [row.view.own.num_tokens for row in step.rows]
+        watch.begin_step()
+        try:
+            with watch.watching():
                 read = engine.forward(step)
-            except KeyboardInterrupt:
-                assert [row.view.own.num_tokens for row in step.rows] == before
-                interrupted(engine)
-                read = engine.forward(step)
-            found.append(read)
+        except KeyboardInterrupt:
+            assert [row.view.own.num_tokens for row in step.rows] == before
+            interrupted(engine)
+            read = engine.forward(step)
+        found.append(read)
     assert not engine.pool._moves
     strips = {engine.pool.place(b).strip for b in (prompt, first, second, one, new, other)}
     return found, (engine.pool.num_free_pages, len(strips)), watch
 
 
 @pytest.fixture(scope="module")
-def undisturbed() -> tuple[list[list[Read]], tuple[int, int], list[int]]:
+def undisturbed() -> tuple[list[list[Read]], tuple[int, int], list[Place]]:
     """The story, and where to interrupt it: the first and the last time that each line is run."""
     read, held, watch = story()
-    names = {code.co_name for code, _ in watch.lines}
+    names = watch.names
     assert names >= {
         "plan",
         "_prepare",
@@ -243,36 +219,41 @@ def undisturbed() -> tuple[list[list[Read]], tuple[int, int], list[int]]:
         Engine._feed.__code__,
         max(line for *_, line in Engine._feed.__code__.co_lines() if line),
     )
-    return read, held, [at for at in first_and_last(watch.lines) if watch.lines[at] != decided]
-
-
-def first_and_last(lines: Sequence[Line]) -> list[int]:
-    """Where each line is run for the first time, and where for the last."""
-    backwards = {line: index for index, line in reversed(list(enumerate(lines)))}
-    return sorted({*backwards.values(), *{line: n for n, line in enumerate(lines)}.values()})
+    places = watch.places(first_and_last)
+    return read, held, [place for place in places if (place.code, place.line) != decided]
 
 
 def test_an_interrupt_at_any_line_loses_nothing(
-    undisturbed: tuple[list[list[Read]], tuple[int, int], list[int]],
+    undisturbed: tuple[list[list[Read]], tuple[int, int], list[Place]],
+    pytestconfig: pytest.Config,
 ) -> None:
-    expected, held, places = undisturbed
-    for at in places:
-        read, holds, watch = story(at)
-        code, line = watch.lines[-1]
-        assert (read, holds) == (expected, held), f"{code.co_qualname}, line {line}"
+    expected, held, everywhere = undisturbed
+
+    def struck(places: Sequence[Place]) -> Watch:
+        read, holds, watch = story(*places)
+        assert (read, holds) == (expected, held), named(watch.struck)
+        return watch
+
+    strike_all(everywhere, struck, alone=is_every_case(pytestconfig))
+
+
+def named(places: Sequence[Place]) -> str:
+    return "; ".join(map(str, places))
 
 
 def test_control_a_move_that_is_forgotten_is_noticed(
-    undisturbed: tuple[list[list[Read]], tuple[int, int], list[int]],
+    undisturbed: tuple[list[list[Read]], tuple[int, int], list[Place]],
 ) -> None:
-    _, _, places = undisturbed
+    _, _, everywhere = undisturbed
     noticed = 0
-    for at in places[::3]:
+    for place in everywhere[::3]:
         try:
-            story(at, lambda engine: engine.pool._moves.clear())
+            story(place, interrupted=lambda engine: engine.pool._moves.clear())
         except (KeyError, AssertionError):  # nothing was put there, or another key
             noticed += 1
-    assert noticed > 5
+        if noticed > 5:
+            return
+    raise AssertionError(f"noticed {noticed} times")
 
 
 # -- whole runs --------------------------------------------------------------------------------------
@@ -325,13 +306,12 @@ Outcome = list[tuple[list[tuple[int, ...]], str, int, int]]
 
 
 def crowd(
-    at: int | None = None,
-    *,
+    *places: Place,
     plans_ahead: bool = False,
     code: Set[CodeType] = WATCHED_CODE_OF_A_STEP,
     files: Set[str] = frozenset(),
     num_pages: int = 28,
-) -> tuple[Outcome, bool, Interrupter]:
+) -> tuple[Outcome, bool, Watch]:
     """Four runs: a prompt in chunks, several rows, and too many for the memory, so that one is preempted.
 
     What each was told and fed, its passes, its tokens; whether one was preempted; the lines that were run.
@@ -348,13 +328,7 @@ def crowd(
         engine.submit(writing(told[n], prompt, Reserve(prompt + 9 * rows, rows + 1), rows))
         for n, (prompt, rows) in enumerate(shapes)
     ]
-    with Interrupter(at, code, files) as watch:
-        for _ in range(200):
-            try:
-                if not engine.step():
-                    break
-            except KeyboardInterrupt:
-                pass
+    watch = driven(engine, watch_at(*places, code=code, files=files))
     engine.pool.take_back()
     assert engine.pool.num_free_pages == engine.pool.num_pages
     outcome = [
@@ -362,6 +336,28 @@ def crowd(
         for n, run in enumerate(runs)
     ]
     return outcome, any(run.num_preemptions for run in runs), watch
+
+
+def driven(
+    engine: Engine,
+    watch: Watch,
+    step: Callable[[], bool] | None = None,
+    between: Callable[[], object] = lambda: None,
+) -> Watch:
+    """All steps of an engine that is interrupted."""
+    for _ in range(300):
+        watch.begin_step()
+        if not insist(step or engine.step, watch):
+            return watch
+        between()
+    raise AssertionError("it goes on for ever")
+
+
+def insist(do: Callable[[], bool], watch: Watch) -> bool:
+    """The outcome of `do`, which is asked for again as often as it is struck."""
+    while True:
+        with contextlib.suppress(KeyboardInterrupt), watch.watching():
+            return do()
 
 
 def rebuilt(engine: Engine, past: Past) -> None:
@@ -374,14 +370,19 @@ def rebuilt(engine: Engine, past: Past) -> None:
             ledger.memory[slot] = block.tokens[n], place.offset + n
 
 
-def test_runs_that_an_interrupt_struck_are_told_the_same_tokens() -> None:
+def test_runs_that_an_interrupt_struck_are_told_the_same_tokens(
+    pytestconfig: pytest.Config,
+) -> None:
     expected, was_preempted, watch = crowd()
     assert was_preempted
-    assert {code for code, _ in watch.lines} == WATCHED_CODE_OF_A_STEP
-    for at in first_and_last(watch.lines):
-        outcome, _, struck = crowd(at)
-        code, line = struck.lines[at]
-        assert outcome == expected, f"{code.co_qualname}, line {line}"
+    assert {code for _, (code, _) in watch.lines} == WATCHED_CODE_OF_A_STEP
+
+    def struck(places: Sequence[Place]) -> Watch:
+        outcome, _, watch = crowd(*places)
+        assert outcome == expected, named(watch.struck)
+        return watch
+
+    strike_all(watch.places(first_and_last), struck, alone=is_every_case(pytestconfig))
 
 
 def test_control_without_the_tokens_of_a_kept_step_it_is_fed_twice(
@@ -392,7 +393,9 @@ def test_control_without_the_tokens_of_a_kept_step_it_is_fed_twice(
     def forgetful(scheduler: Scheduler) -> None:
         scheduler._asked = None
 
-    places = [n for n, (code, _) in enumerate(watch.lines) if code is Scheduler._take.__code__]
+    places = [
+        place for place in watch.places(first_and_last) if place.code is Scheduler._take.__code__
+    ]
     monkeypatch.setattr(Scheduler, "settle", forgetful)
     assert crowd(places[0])[0] != expected
 
@@ -415,7 +418,9 @@ WATCHED_WHILE_PASSES_ARE_BEGUN_AHEAD = WATCHED_CODE_OF_A_STEP | {
 
 
 @pytest.mark.parametrize("num_pages", [28, 80])  # 1 and 2 by three: other lines
-def test_an_interrupt_while_passes_are_begun_ahead_changes_no_token(num_pages: int) -> None:
+def test_an_interrupt_while_passes_are_begun_ahead_changes_no_token(
+    num_pages: int, pytestconfig: pytest.Config
+) -> None:
     """With little memory, where a run is preempted, and with much. What is begun may be dropped; nothing else."""
     plain, _, _ = crowd(num_pages=num_pages)
     how: Any = {
@@ -425,13 +430,24 @@ def test_an_interrupt_while_passes_are_begun_ahead_changes_no_token(num_pages: i
         "files": {lookahead.__file__},
     }
     expected, _, watch = crowd(**how)
-    names = {code.co_name for code, _ in watch.lines}
-    assert names >= {"_go_on", "plan_ahead", "lend", "fed_of", "take", "was_chosen", "expected"}
+    assert watch.names >= {
+        "_go_on",
+        "plan_ahead",
+        "lend",
+        "fed_of",
+        "take",
+        "was_chosen",
+        "expected",
+    }
     assert expected == plain
-    for at in first_and_last(watch.lines)[num_pages % 3 :: 3]:
-        outcome, _, struck = crowd(at, **how)
-        code, line = struck.lines[at]
-        assert outcome == expected, f"{code.co_qualname}, line {line}"
+
+    def struck(places: Sequence[Place]) -> Watch:
+        outcome, _, watch = crowd(*places, **how)
+        assert outcome == expected, named(watch.struck)
+        return watch
+
+    some = watch.places(first_and_last)[num_pages % 3 :: 3]
+    strike_all(some, struck, alone=is_every_case(pytestconfig))
 
 
 # -- queues and ledgers ------------------------------------------------------------------------------
@@ -478,7 +494,7 @@ def assert_accounts_are_true(engine: Engine, runs: Sequence[Run]) -> None:
     assert set(books._inside.oldest_first()) == set(preemptible) - set(outside)
 
 
-def accounts(at: int | None = None) -> tuple[list[list[tuple[int, ...]]], list[str], Interrupter]:
+def accounts(*places: Place) -> tuple[list[list[tuple[int, ...]]], list[str], Watch]:
     """Six runs in little memory, one of which asks again, and one is cancelled: what each was told,
     how each ended, and the lines that were run. The accounts are looked at between all steps.
     """
@@ -495,16 +511,14 @@ def accounts(at: int | None = None) -> tuple[list[list[tuple[int, ...]]], list[s
     ]
     strategies.append(asking_again(told[5]))
     runs = [engine.submit(strategy) for strategy in strategies]
-    with Interrupter(at, WATCHED_PAGES, WATCHED_ACCOUNTS) as watch:
-        for n in range(200):
-            try:
-                if n >= 9 and not runs[CANCELLED].done:
-                    engine.cancel(runs[CANCELLED])
-                if not engine.step():
-                    break
-                assert_accounts_are_true(engine, runs)
-            except KeyboardInterrupt:
-                pass
+    watch = watch_at(*places, code=WATCHED_PAGES, files=WATCHED_ACCOUNTS)
+
+    def step() -> bool:
+        if watch.step >= 9 and not runs[CANCELLED].done:
+            engine.cancel(runs[CANCELLED])
+        return engine.step()
+
+    driven(engine, watch, step, lambda: assert_accounts_are_true(engine, runs))
     assert_accounts_are_true(engine, runs)
     engine.pool.take_back()
     assert not engine._scheduler.runs
@@ -515,9 +529,9 @@ def accounts(at: int | None = None) -> tuple[list[list[tuple[int, ...]]], list[s
     return told, ends, watch
 
 
-def test_the_accounts_are_true_after_an_interrupt_at_any_line() -> None:
+def test_the_accounts_are_true_after_an_interrupt_at_any_line(pytestconfig: pytest.Config) -> None:
     expected, ends, watch = accounts()
-    names = {code.co_name for code, _ in watch.lines}
+    names = watch.names
     assert names >= {
         "admit",
         "reserve",
@@ -530,11 +544,12 @@ def test_the_accounts_are_true_after_an_interrupt_at_any_line() -> None:
     }
     assert names >= {"_grant", "_gather", "_sweep", "cancel", "_advance"}
     num_lost = 0
-    for at in {line: n for n, line in enumerate(watch.lines[: len(watch.lines) // 2])}.values():
-        told, ended, struck = accounts(at)
-        code, line = struck.lines[at]
+
+    def struck(places: Sequence[Place]) -> Watch:
+        nonlocal num_lost
+        told, ended, watch = accounts(*places)
         lost = [n for n, end in enumerate(ended) if end != ends[n]]
-        where = f"{code.co_qualname}, line {line}"
+        where = named(watch.struck)
         assert len(lost) <= 1, where
         for n, tokens in enumerate(told):
             size = min(len(tokens), len(expected[n]))
@@ -542,33 +557,46 @@ def test_the_accounts_are_true_after_an_interrupt_at_any_line() -> None:
             assert n in lost or len(tokens) == len(expected[n]) or n == CANCELLED, where
         num_lost += len(lost)
         if lost:  # it was struck while it computed
-            assert code.co_qualname.startswith("Run."), where
+            assert all(map(may_be_lost_at, places)), where
+        return watch
+
+    del watch.lines[len(watch.lines) // 2 :]
+    everywhere = watch.places(lambda times: [times])
+    strike_all([place for place in everywhere if may_be_lost_at(place)], struck, alone=True)
+    others = [place for place in everywhere if not may_be_lost_at(place)]
+    strike_all(others, struck, alone=is_every_case(pytestconfig))
     assert num_lost < 40, "a run is over only where an interrupt meets its own strategy"
+
+
+def may_be_lost_at(place: Place) -> bool:
+    """Whether a run is over where its strategy is met there."""
+    return place.code.co_qualname.startswith("Run.")
 
 
 def test_control_without_a_recount_the_accounts_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, watch = accounts()
     entering = preemption.Preemption._enter.__code__
-    first = next(n for n, (code, _) in enumerate(watch.lines) if code is entering)
+    first = next(place for place in watch.places(first_and_last) if place.code is entering)
     monkeypatch.setattr(Scheduler, "_recount", lambda scheduler: None)
     with pytest.raises((AssertionError, IndexError)):
         accounts(first)
 
 
 def test_a_run_whose_submission_was_struck_is_over() -> None:
-    def begin(at: int | None = None) -> tuple[bool, Interrupter]:
+    def begin(*places: Place) -> tuple[bool, Watch]:
         ledger: Any = Ledger()
         engine = Engine(ledger)
         told: list[tuple[int, ...]] = []
         first = engine.submit(asking_again([]))
-        interrupter = Interrupter(at, set(), WATCHED_ACCOUNTS)
-        with contextlib.suppress(KeyboardInterrupt), interrupter:
+        watch = watch_at(*places, code=set(), files=WATCHED_ACCOUNTS)
+        watch.begin_step()
+        with contextlib.suppress(KeyboardInterrupt), watch.watching():
             engine.submit(asking_again(told))
         while engine.step():
             assert_accounts_are_true(engine, [first, *set(engine._scheduler.runs) - {first}])
         assert first.result().text
-        return len(told) == 12, interrupter
+        return len(told) == 12, watch
 
     whole, watch = begin()
     assert whole
-    assert not all(begin(at)[0] for at in range(len(watch.lines)))
+    assert not all(begin(place)[0] for place in watch.places(every_time))

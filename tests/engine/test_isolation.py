@@ -107,7 +107,7 @@ def test_threads_are_independent_decodes(name: str, tokenizer: str, workers: int
     choice = Choice(allowed=frozenset(t for word in "abc.\n" for t in text.encode(word)) | text.eos)
     engine = network_engine(name)
     settings = SkeletonSettings(
-        workers=workers, thread_tokens=12, budget=120, choice=choice, end=SHORT
+        workers=workers, thread_tokens=8, budget=70, choice=choice, end=SHORT
     )
     written = play(engine, strategy(settings, text), text)
     outline = text.encode(OUTLINE.removesuffix("\n\n"))
@@ -150,7 +150,7 @@ def all_settings() -> list[Settings]:
         VoteSettings(workers=3, mode="vote", **shared),
         BestSettings(workers=3, **shared),
         AsyncReasoningSettings(probe_every=4, **shared),
-        AsyncThinkSettings(worker_tokens=6, **shared | {"budget": 160, "choice": MARKS}),
+        AsyncThinkSettings(worker_tokens=6, **shared | {"budget": 120, "choice": MARKS}),
     ]
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Generator
-from types import CodeType, FrameType
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +14,10 @@ from manyhands.engine.run import Run, RunState
 from manyhands.engine.scheduler import Scheduler
 from manyhands.errors import ContextTooLong
 from manyhands.strategies.base import Answer
+from tests.covers import is_every_case
 from tests.engine.small import CONTEXT, TEXT, counting, finish, small_engine
+from tests.engine.test_interrupts import insist, watch_at
+from tests.strikes import Place, Watch, first_and_last, strike_all
 
 LONG = tuple(TEXT.encode("a long prompt, " * 12))[:100]
 OTHER = tuple(TEXT.encode("another prompt of the same kind; " * 9))[:90]
@@ -151,49 +152,31 @@ def test_a_step_that_fails_in_the_end_has_fed_nothing() -> None:
 
 
 @pytest.mark.parametrize("watched", [Run.fed, Scheduler._tell, Scheduler._take])
-def test_an_interrupt_at_any_line_feeds_nothing_twice(watched: Any) -> None:
+def test_an_interrupt_at_any_line_feeds_nothing_twice(
+    watched: Any, pytestconfig: pytest.Config
+) -> None:
     """At each line of the function, when it is run for the first time and for the last."""
     engine = small_engine(prompt_tokens=16)
 
-    def told(strike: _Strike) -> Answer:
+    def told(places: Sequence[Place]) -> tuple[Answer, Watch]:
+        watch = watch_at(*places, code={watched.__code__}, files=set())
         runs = writers(engine, 1)
         prompt = engine.submit(counting(LONG[:40], 3))
         while not prompt.done:
-            sys.settrace(strike)
-            try:
-                engine.step()
-            except KeyboardInterrupt:
-                strike.num_struck += 1
-            finally:
-                sys.settrace(None)
+            watch.begin_step()
+            insist(engine.step, watch)
         engine.cancel(runs[0])
-        return prompt.result()
+        return prompt.result(), watch
 
-    calm = _Strike(watched.__code__, -1)
-    expected = told(calm)
+    expected, calm = told([])
     assert expected == small_engine().run(counting(LONG[:40], 3))
-    first = {line: at for at, line in reversed(list(enumerate(calm.lines)))}
-    last = {line: at for at, line in enumerate(calm.lines)}
-    assert len(first) > 4
-    for at in sorted({*first.values(), *last.values()}):
-        strike = _Strike(watched.__code__, at)
-        assert told(strike) == expected
-        assert strike.num_struck == 1
+    places = calm.places(first_and_last)
+    assert len({place.line for place in places}) > 4
 
+    def struck(places: Sequence[Place]) -> Watch:
+        answer, watch = told(places)
+        assert answer == expected
+        assert watch.num_strikes == len(watch.struck)
+        return watch
 
-class _Strike:
-    """Raises at one line of a function, counted over all its calls; -1: never."""
-
-    def __init__(self, code: CodeType, at: int) -> None:
-        self.code, self.at = code, at
-        self.lines: list[int] = []
-        self.num_struck = 0
-
-    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
-        if frame.f_code is not self.code:
-            return None
-        if event == "line":
-            self.lines.append(frame.f_lineno)
-            if len(self.lines) - 1 == self.at:
-                raise KeyboardInterrupt
-        return self
+    strike_all(places, struck, alone=is_every_case(pytestconfig))

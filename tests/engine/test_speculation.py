@@ -35,6 +35,7 @@ from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.settings import SharedSettings
 from manyhands.strategies.shared_prefix import Prompt, shared_prefix
 from manyhands.text.grammar import Grammar
+from tests.covers import is_every_case
 from tests.engine.small import (
     FEW,
     LETTERS,
@@ -48,7 +49,8 @@ from tests.engine.small import (
     story_of,
     team,
 )
-from tests.engine.test_interrupts import Interrupter, Ledger, rebuilt
+from tests.engine.test_interrupts import Ledger, driven, named, rebuilt, watch_at
+from tests.strikes import Place, Watch, strike_all
 
 # -- a double ----------------------------------------------------------------------------------------
 
@@ -265,8 +267,8 @@ CRAMPED: Any = (((20, 1), (9, 2), (10, 2)), 24, 16)
 
 
 def struck(
-    crowd: tuple[Sequence[tuple[int, int]], int, int], at: int | None = None, speculate: int = 7
-) -> tuple[Any, Interrupter, bool]:
+    crowd: tuple[Sequence[tuple[int, int]], int, int], *places: Place, speculate: int = 7
+) -> tuple[Any, Watch, bool]:
     """The tokens told to each run of a crowd, the lines that were run, and whether a run was preempted."""
     shapes, num_tokens, num_pages = crowd
     engine = rhyming(speculate, num_pages=num_pages)
@@ -276,28 +278,25 @@ def struck(
         engine.submit(attempts(told[n], prompt, rows, num_tokens, seed=n))
         for n, (prompt, rows) in enumerate(shapes)
     ]
-    with Interrupter(at, WATCHED, WATCHED_FILES) as watch:
-        for _ in range(300):
-            try:
-                if not engine.step():
-                    break
-            except KeyboardInterrupt:
-                pass
+    watch = driven(engine, watch_at(*places, code=WATCHED, files=WATCHED_FILES))
     engine.pool.take_back()
     assert engine.pool.num_free_pages == engine.pool.num_pages
     outcome = [(told[n], run.result().text, run.num_passes) for n, run in enumerate(runs)]
     return outcome, watch, any(run.num_preemptions for run in runs)
 
 
-def test_an_interrupt_at_any_line_changes_no_token() -> None:
+def test_an_interrupt_at_any_line_changes_no_token(pytestconfig: pytest.Config) -> None:
     expected, watch, _ = struck(SHORT)
-    codes = {code for code, _ in watch.lines}
+    codes = {code for _, (code, _) in watch.lines}
     assert codes >= WATCHED
-    assert {code.co_name for code in codes} >= {"known", "drafted", "was_fed", "learn", "behind"}
-    firsts = {line: n for n, line in reversed(list(enumerate(watch.lines)))}
-    for (code, line), at in firsts.items():
-        outcome, _, _ = struck(SHORT, at)
-        assert outcome == expected, f"{code.co_qualname}, line {line}"
+    assert watch.names >= {"known", "drafted", "was_fed", "learn", "behind"}
+
+    def told(places: Sequence[Place]) -> Watch:
+        outcome, watch, _ = struck(SHORT, *places)
+        assert outcome == expected, named(watch.struck)
+        return watch
+
+    strike_all(watch.places(lambda times: [1]), told, alone=is_every_case(pytestconfig))
 
 
 def test_runs_that_are_preempted_are_told_the_same() -> None:

@@ -8,13 +8,15 @@ before its writer was stopped. A new start writes the rest.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -196,23 +198,36 @@ def _next(told: list[int]) -> list[int]:
     return [number, number + 10] if number < 3 else [5]
 
 
+@pytest.fixture(scope="module")
+def writers() -> Iterator[subprocess.Popen[str]]:
+    """A process with everything imported, whose copies are killed."""
+    command = [sys.executable, "-m", "tests.schema.users"]
+    ends: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, **ends) as process:
+        yield process
+
+
 @pytest.mark.parametrize("name", USERS)
-def test_killed_at_any_moment(name: str, tmp_path: Path) -> None:
+def test_killed_at_any_moment(name: str, tmp_path: Path, writers: subprocess.Popen[str]) -> None:
     """SIGKILL, again and again: every start goes on, nothing is lost and nothing is done twice."""
     user, rng, path = USERS[name], random.Random(name), tmp_path / "x.jsonl"
-    command = [sys.executable, "-m", "tests.schema.users", name, str(path), "3000"]
+    pipe = tmp_path / "told"
+    os.mkfifo(pipe)
     told = user.prepare(path, 3000)
-    for _ in range(1 if user.is_log else 2):  # torch takes long to be imported
+    assert writers.stdin is not None
+    assert writers.stdout is not None
+    for _ in range(2):
         before = len(told)
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            told.append(int(process.stdout.readline()))  # it has begun
+        print(json.dumps([name, str(path), 3000, str(pipe)]), file=writers.stdin, flush=True)
+        process = int(writers.stdout.readline())
+        with open(pipe) as said:
+            told.append(int(said.readline()))  # it has begun
             time.sleep(rng.random() * 0.1)
-            process.kill()
-            told += [int(number) for number in process.stdout.read().split("\n")[:-1]]
+            os.kill(process, signal.SIGKILL)
+            told += [int(number) for number in said.read().split("\n")[:-1]]
         if user.is_log:
             told = told[before:]  # without a checkpoint, a training begins anew
-        assert process.returncode != 0, "it was not done yet"
+        assert int(writers.stdout.readline()) == -signal.SIGKILL, "it was not done yet"
         found = user.read(path)
         assert found == sorted(set(found))
         assert set(told) <= set(found)

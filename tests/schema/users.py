@@ -3,13 +3,15 @@
     USERS["records"].write(path, 5, told.append)    goes on behind what the file holds; tells each number
     USERS["records"].read(path)                     the numbers in the file, of its whole lines
 
-As a program, for a test that kills it: `python -m tests.schema.users NAME FILE COUNT`. It says each number as
-soon as the line is in the file.
+As a program, for a test that kills it: `python -m tests.schema.users` reads lines `[NAME, FILE, COUNT, PIPE]`. For each of them
+a copy of it writes, which says each number into the pipe as soon as the line is in the file. It tells the copy's process and,
+when that has ended, how.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
@@ -226,7 +228,18 @@ USERS = {
 }
 
 
+def write_aloud(name: str, path: str, count: int, pipe: str) -> None:
+    with open(pipe, "w") as said:
+        USERS[name].write(Path(path), count, lambda number: print(number, file=said, flush=True))
+
+
 if __name__ == "__main__":
-    USERS[sys.argv[1]].write(
-        Path(sys.argv[2]), int(sys.argv[3]), lambda number: print(number, flush=True)
-    )
+    for line in sys.stdin:
+        process = os.fork()
+        if not process:
+            try:
+                write_aloud(*json.loads(line))
+            finally:
+                os._exit(0)
+        print(process, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)

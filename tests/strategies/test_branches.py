@@ -27,6 +27,7 @@ from manyhands.strategies.events import (
 from manyhands.strategies.settings import BranchSettings, EndSettings
 from manyhands.text import Text
 from manyhands.text.markers import MarkerProfile
+from tests.covers import is_every_case
 from tests.strategies.driver import Played, Scripts, SeenRow, boxed, feed, play
 from tests.text.small_tokenizers import OPENED, byte_level, sentence_piece
 
@@ -570,11 +571,12 @@ class Noise:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_noise_breaks_nothing(name: str) -> None:
+def test_noise_breaks_nothing(name: str, pytestconfig: pytest.Config) -> None:
     """Both joins read the same text, so a model that is a function of its context ends the same."""
     text, num_branches, reasons = TEXTS[name], 0, set()
     context = len(text.chat_prompt("Q: who")) + 150
-    for seed in range(150):
+    num_seeds = 150 if is_every_case(pytestconfig) else 60
+    for seed in range(num_seeds):
         results = []
         for join in ("reencode", "stitch"):
             settings = BranchSettings(
@@ -597,5 +599,5 @@ def test_noise_breaks_nothing(name: str) -> None:
         assert results[0] == results[1]
         num_branches += len(results[0].branches)
         reasons |= {branch.finish_reason for branch in results[0].branches}
-    assert num_branches >= 20
+    assert num_branches >= num_seeds // 8
     assert {"marker", "budget", "stopped"} <= reasons

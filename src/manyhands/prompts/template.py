@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import lru_cache
 from typing import Any
 
 from manyhands.errors import InvalidRequest
@@ -91,6 +92,7 @@ def _checked_list(field: str, value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
+@lru_cache(512)  # most prompts are those that come along
 def _check_characters(field: str, value: str) -> None:
     r"""Refuse control characters: TOML reads the `\b` of `"\boxed"` as a backspace."""
     found = _CONTROL.search(value)
@@ -101,6 +103,7 @@ def _check_characters(field: str, value: str) -> None:
         )
 
 
+@lru_cache(512)
 def _check_placeholders(
     field: str, value: str, allowed: frozenset[str], required: frozenset[str]
 ) -> None:
