@@ -305,13 +305,15 @@ def tiny_model(config: Any, seed: int = 0) -> PreTrainedModel:
         model = hf.AutoModelForCausalLM.from_config(
             copy.deepcopy(config), attn_implementation="eager"
         )
+        # Drawn anew in float32, whatever its own numbers were, so that a network in float64 is the same one.
+        torch.manual_seed(seed)
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.normal_(std=1 / math.sqrt(parameter.shape[-1]))
+                parameter.copy_(torch.randn(parameter.shape) / math.sqrt(parameter.shape[-1]))
             else:
-                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+                parameter.add_(torch.randn(parameter.shape), alpha=0.1)
         for number in saved_buffers(model):
-            number.add_(torch.randn_like(number), alpha=0.1)
+            number.add_(torch.randn(number.shape), alpha=0.1)
     return model.eval()  # type: ignore[no-any-return]
 
 

@@ -263,7 +263,8 @@ def test_the_language_model_is_taken_out_of_a_llama_4(tmp_path: Path, copy: Path
     _add_tokenizer(tmp_path, copy)
     adapter, _ = load_adapter(tmp_path, device="cpu", dtype="float32")
     assert type(adapter.model) is hf.Llama4ForCausalLM
-    assert _distance(adapter, whole, 30) < 5e-5
+    # The whole one fails with transformers 5.24 when it has computed all: it asks its language model for pictures.
+    assert _distance(adapter, whole.language_model, 30) < 5e-5
 
 
 def test_the_language_model_is_taken_out_of_a_qwen_3_5(tmp_path: Path, copy: Path) -> None:

@@ -61,6 +61,7 @@ from manyhands.model.skinny import SkinnyLinear, fuse_linears
 
 _OUTPUT = "o_proj"  # of attention
 _ROTATE = "apply_rotary_pos_emb"  # the name of the rotation in every family
+_RENAMING = "transformers.utils.deprecation"
 # Of the twin's logits, in units of their spread: two float32 evaluations differ by 1e-6 to 1e-5.
 _TOLERANCE = 1e-4
 
@@ -445,8 +446,11 @@ def _bypass_rotation(adapter: ModelAdapter, layers: list[Any]) -> bool:
 def _without_rotation(forward: Any) -> Callable[..., Any] | None:
     """The same function with `keep` in the place of the rotation; None if it does not call that.
 
-    A copy that only the layers of fused networks have: nobody else's network changes.
+    A copy that only the layers of fused networks have: nobody else's network changes. What renames arguments in front of it (from
+    transformers 5.24 on) is left out: layers give them by their new names.
     """
+    while getattr(forward, "__globals__", {}).get("__name__") == _RENAMING:
+        forward = getattr(forward, "__wrapped__", None)
     if not isinstance(forward, types.FunctionType) or _ROTATE not in forward.__code__.co_names:
         return None
     own = inspect.signature(forward.__globals__[_ROTATE]).parameters

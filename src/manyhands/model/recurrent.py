@@ -24,6 +24,7 @@ a cache that reads and writes slots. The modelling code is not touched.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -37,6 +38,7 @@ from manyhands.errors import UnsupportedModel
 _LAYER_TYPE = "linear_attention"
 # Model types whose linear layers name their sizes as `_store` reads them.
 _KNOWN = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+_CACHES = ("cache", "cache_params")  # names of a cache: from transformers 5.24 on, and before
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,17 +141,19 @@ class _ByRow:
 
     def __init__(self, forward: Any) -> None:
         self._forward = forward
+        names = inspect.signature(forward).parameters
+        self._cache = next(name for name in _CACHES if name in names)
 
     def __call__(
         self,
         hidden_states: Tensor,
-        cache_params: object = None,
+        *,
         attention_mask: Tensor | None = None,
         manyhands_attend: Any = None,
-        **_: object,
+        **others: object,
     ) -> Tensor:
         call: StateCall | None = getattr(manyhands_attend, "states", None)
-        if call is None or attention_mask is not None or cache_params is not None:
+        if call is None or attention_mask is not None or others.get(self._cache) is not None:
             raise UnsupportedModel(
                 "a layer that keeps a state was called without the slots of its rows, or with a mask or a cache",
                 hint="give ModelAdapter.forward a StateCall",
@@ -170,7 +174,7 @@ class _ByRow:
                     [call.rows.sources[row] for row in rows],
                     [call.rows.targets[row] for row in rows],
                 )
-                out[at] = self._forward(hidden_states[0, at], cache_params=cache)
+                out[at] = self._forward(hidden_states[0, at], **{self._cache: cache})
                 cache.leave()
         return out[None]
 
