@@ -18,13 +18,13 @@ from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY
 from benchmarks.situations import TREES, Situation
 from benchmarks.timing import linears_ms, matmul_rate, milliseconds
-from manyhands import bundled
 from manyhands.attention import kernels as of_attention
 from manyhands.attention.torch_backend import TorchBackend
 from manyhands.cache.plan import Plan
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.evaluation.life import live
+from tests.replay.runs import list_network, list_text
 
 CPU = torch.device("cpu")
 # Kernels of attention that a pass launches, by their files: those that move keys or learn run beside passes, tables once in one.
@@ -269,7 +269,7 @@ def test_what_fails_is_left_out_and_the_rest_goes_on(
 
 def test_hogwild_itself_lives() -> None:
     """Its steps end, and its second prompt is another one."""
-    engine = Engine.load(bundled.path(), device="cpu", memory_tokens=16384)
+    engine = Engine(list_network(), list_text().tokenizer, memory_tokens=16384)
     (whole,) = (each for each in life.SITUATIONS["qwen3-8b"] if each.name.startswith("hogwild, 4"))
     ((count, kind),) = whole.crowd
     short = dataclasses.replace(

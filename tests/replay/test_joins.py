@@ -38,7 +38,7 @@ def recorded(
 ) -> tuple[Trace, list[Tensor]]:
     """A run's trace, as it comes back from a file, and the logits it saw; tests leave both as they are."""
     settings = BranchSettings(
-        choice=Choice(allowed=LETTERS), branch_tokens=9, budget=130, join=join, end=SHORT
+        choice=Choice(allowed=LETTERS), branch_tokens=9, budget=90, join=join, end=SHORT
     )
     lines: list[dict[str, Any]] = []
     strategy = record(branches("who", BYTES, settings, PROMPT), {}, lines.append)
