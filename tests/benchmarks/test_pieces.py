@@ -267,19 +267,20 @@ def test_what_fails_is_left_out_and_the_rest_goes_on(
 # -- life ------------------------------------------------------------------------------------------
 
 
-def test_hogwild_itself_lives() -> None:
+def test_hogwild_itself_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its steps end, and its second prompt is another one."""
+    monkeypatch.setattr(life, "_HISTORY", 100)
     engine = Engine(list_network(), list_text().tokenizer, memory_tokens=16384)
     (whole,) = (each for each in life.SITUATIONS["qwen3-8b"] if each.name.startswith("hogwild, 4"))
     ((count, kind),) = whole.crowd
     short = dataclasses.replace(
         whole,
-        crowd=((count, dataclasses.replace(kind, passes=(60, 60))),),
-        num_passes=50,
+        crowd=((count, dataclasses.replace(kind, passes=(110, 110))),),
+        num_passes=100,
         warm_up=4,
     )
     records = [live(engine, short, seed=1, words=words) for words in (0, 1)]
     fed = [[each.fed for each in record.passes] for record in records]
     for each in fed:
-        assert len(each) == 50
-        assert 1 < sum(tokens > kind.rows for tokens in each) < 30
+        assert len(each) == 100
+        assert 1 < sum(tokens > kind.rows for tokens in each) < 60
