@@ -33,7 +33,7 @@ def source(prompts: Prompts = PROMPTS, **mix: Any) -> Simulated:
 
 
 def spoken(lessons: Simulated, count: int = 12) -> Iterator[str]:
-    """What each of some lessons says; a test that has found what it looked for draws no more."""
+    """The text of each of some lessons; a test that has found its words draws no more."""
     for n in range(count):
         yield TEXT.decode(lessons.draw(f"{n}").merged.plan.token_ids.tolist())
 
