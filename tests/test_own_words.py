@@ -11,6 +11,7 @@ from huggingface_hub import constants
 
 from manyhands import (
     METHODS,
+    EndSettings,
     Engine,
     Prompts,
     SharedSettings,
@@ -51,19 +52,23 @@ def test_the_engine_has_the_words_of_its_folder(engine: Engine) -> None:
 
 def test_a_team_without_words_given_solves_the_list(engine: Engine) -> None:
     settings = TeamSettings(workers=2)
-    answer = engine.run(hogwild(QUESTION, engine.text, settings))
+    words = ((), (engine.prompts.team,))
+    answer, given = engine.run_all(
+        hogwild(QUESTION, engine.text, settings, *each) for each in words
+    )
     assert answer.answer == "75,46,59"
-    assert answer == engine.run(hogwild(QUESTION, engine.text, settings, engine.prompts.team))
+    assert answer == given
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_speaks_the_words_of_the_model(engine: Engine, name: str) -> None:
     method, text = METHODS[name], engine.text
-    settings = method.settings(budget=12)
-    words = getattr(engine.prompts, method.prompt)
-    given = engine.run(method.make(QUESTION, text, settings, words))
-    assert engine.run(method.make(QUESTION, text, settings)) == given
-    assert engine.run(method.make(QUESTION, text, settings, None)) == given
+    settings = method.settings(budget=12, end=EndSettings(finisher_tokens=6, reply_tokens=5))
+    words = (getattr(engine.prompts, method.prompt),)
+    given, *others = engine.run_all(
+        method.make(QUESTION, text, settings, *each) for each in (words, (), (None,))
+    )
+    assert others == [given, given]
 
 
 def test_words_that_are_given_go_before(engine: Engine) -> None:

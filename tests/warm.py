@@ -14,8 +14,8 @@ import pytest
 
 
 @cache
-def _context() -> Any:
-    """Of processes that are copies; the one that is copied waits for as long as the tests last."""
+def context() -> Any:
+    """For `multiprocessing`: of processes that are copies; the one that is copied waits for as long as the tests last."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["tests.warm_imports"])
     with pytest.MonkeyPatch.context() as patch:
@@ -51,7 +51,7 @@ class Warm:
         python, option, *words = command
         assert (python, option) == (sys.executable, "-m"), command
         given = (words, os.path.abspath(cwd), dict(env), start_new_session)
-        self._process = _context().Process(target=_run, args=given)
+        self._process = context().Process(target=_run, args=given)
         self._process.start()
         self.pid: int = self._process.pid
 

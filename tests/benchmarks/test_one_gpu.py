@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import os
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -29,6 +29,7 @@ from benchmarks.shapes import TINY
 from manyhands.evaluation.candidates import Answered, Asked
 from manyhands.tasks.task import Sample
 from tests.covers import SPARED
+from tests.warm import Warm
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +209,7 @@ def test_tests_that_are_counted_end_when_their_time_is_over(tmp_path: Path) -> N
             str(tmp_path),
         )
         command = [sys.executable, "-m", "benchmarks.gpu_tests", *words, str(tmp_path)]
-        subprocess.run(command, cwd=ROOT, check=False, capture_output=True)
+        Warm(command, cwd=ROOT, env=os.environ).wait()
         found = json.loads((tmp_path / "gpu_tests.json").read_text())
         assert (found["done"], found["collected"]) == (done, 3)
 

@@ -18,13 +18,13 @@ from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY
 from benchmarks.situations import TREES, Situation
 from benchmarks.timing import linears_ms, matmul_rate, milliseconds
-from manyhands import bundled
 from manyhands.attention import kernels as of_attention
 from manyhands.attention.torch_backend import TorchBackend
 from manyhands.cache.plan import Plan
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.evaluation.life import live
+from tests.replay.runs import list_network, list_text
 
 CPU = torch.device("cpu")
 # Kernels of attention that a pass launches, by their files: those that move keys or learn run beside passes, tables once in one.
@@ -267,19 +267,20 @@ def test_what_fails_is_left_out_and_the_rest_goes_on(
 # -- life ------------------------------------------------------------------------------------------
 
 
-def test_hogwild_itself_lives() -> None:
+def test_hogwild_itself_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its steps end, and its second prompt is another one."""
-    engine = Engine.load(bundled.path(), device="cpu", memory_tokens=16384)
+    monkeypatch.setattr(life, "_HISTORY", 100)
+    engine = Engine(list_network(), list_text().tokenizer, memory_tokens=16384)
     (whole,) = (each for each in life.SITUATIONS["qwen3-8b"] if each.name.startswith("hogwild, 4"))
     ((count, kind),) = whole.crowd
     short = dataclasses.replace(
         whole,
-        crowd=((count, dataclasses.replace(kind, passes=(60, 60))),),
-        num_passes=50,
+        crowd=((count, dataclasses.replace(kind, passes=(110, 110))),),
+        num_passes=100,
         warm_up=4,
     )
     records = [live(engine, short, seed=1, words=words) for words in (0, 1)]
     fed = [[each.fed for each in record.passes] for record in records]
     for each in fed:
-        assert len(each) == 50
-        assert 1 < sum(tokens > kind.rows for tokens in each) < 30
+        assert len(each) == 100
+        assert 1 < sum(tokens > kind.rows for tokens in each) < 60

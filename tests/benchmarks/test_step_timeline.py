@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from benchmarks.results import ROOT
+from tests.warm import Warm
 
 PARTS = ("plan: matrix", "plan: lists", "cut", "pack")
 
@@ -20,7 +20,7 @@ PARTS = ("plan: matrix", "plan: lists", "cut", "pack")
 def test_kinds_of_passes_and_parts_of_the_host(tmp_path: Path) -> None:
     """In a process of its own: the benchmark puts clocks into the engine's modules."""
     words = ["--tiny", "--device", "cpu", "--out", str(tmp_path), "--passes", "60", "--commit", "x"]
-    subprocess.run(
+    process = Warm(
         [sys.executable, "-m", "benchmarks.step_timeline", *words, "--workers", "3"],
         cwd=ROOT,
         env={
@@ -28,10 +28,8 @@ def test_kinds_of_passes_and_parts_of_the_host(tmp_path: Path) -> None:
             "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
             "TRITON_INTERPRET": "1",
         },
-        check=True,
-        capture_output=True,
-        timeout=120,
     )
+    assert process.wait() == 0
     (file,) = tmp_path.glob("*.json")
     kinds = {line["what"]: line for line in json.loads(file.read_text())["timelines"]}
     assert set(kinds) == {"following", "behind", "ended"}

@@ -31,6 +31,7 @@ def worst(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).abs().max())
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 @pytest.mark.parametrize("layout", LAYOUTS)

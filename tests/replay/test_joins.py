@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -32,12 +32,13 @@ def by(adapter: ModelAdapter) -> LogitsOf:
     return partial(replay_logits, adapter)
 
 
+@cache
 def recorded(
     adapter: ModelAdapter, join: str, said: str = TWO_BLOCKS
 ) -> tuple[Trace, list[Tensor]]:
-    """A run's trace, as it comes back from a file, and the logits it saw."""
+    """A run's trace, as it comes back from a file, and the logits it saw; tests leave both as they are."""
     settings = BranchSettings(
-        choice=Choice(allowed=LETTERS), branch_tokens=9, budget=130, join=join, end=SHORT
+        choice=Choice(allowed=LETTERS), branch_tokens=9, budget=90, join=join, end=SHORT
     )
     lines: list[dict[str, Any]] = []
     strategy = record(branches("who", BYTES, settings, PROMPT), {}, lines.append)

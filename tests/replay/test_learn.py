@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from manyhands.replay.train import batch_loss
 from manyhands.school.curriculum import Curriculum
 from manyhands.school.simulated import Simulated
 from tests.replay.runs import LIST_PROMPTS, list_network, list_text
+from tests.warm import context
 
 TOKENS = 600
 
@@ -92,7 +92,7 @@ def _other(meeting: str, out: str) -> None:
 def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     loss, expected = found(batches(parts=2))
     meeting, out = f"file://{tmp_path}/meeting", str(tmp_path / "other.pt")
-    other = multiprocessing.get_context("spawn").Process(target=_other, args=(meeting, out))
+    other = context().Process(target=_other, args=(meeting, out))
     other.start()
     mine = _rank(0, meeting)
     other.join(60)

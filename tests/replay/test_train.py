@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +26,31 @@ SHORT = TrainSettings(
 )
 
 
-class Lessons:
-    """Small simulated lessons; `stop_at` interrupts the making of that training step's batch."""
+@cache
+def drawn(seed: str) -> Lesson:
+    """A small simulated lesson, made once: to make it takes longer than to learn from it."""
+    return Lessons(is_fresh=True).draw(seed)
 
-    def __init__(self, stop_at: int | None = None) -> None:
+
+class Lessons:
+    """Small simulated lessons; `stop_at` interrupts the making of that training step's batch.
+
+    Those that are fresh are made anew each time.
+    """
+
+    def __init__(self, stop_at: int | None = None, is_fresh: bool = False) -> None:
         curriculum = Curriculum(fewest_problems=2, most_problems=2, word_problems=0.0)
         self.source = Simulated(curriculum, list_text(), LIST_PROMPTS)
-        self.stop_at = stop_at
+        self.stop_at, self.is_fresh = stop_at, is_fresh
 
     def draw(self, seed: str) -> Lesson:
         if self.stop_at is not None and int(seed.split("/")[1]) >= self.stop_at:
             raise KeyboardInterrupt
-        return self.source.draw(seed)
+        return self.source.draw(seed) if self.is_fresh else drawn(seed)
 
 
-def training(folder: Path, settings: TrainSettings = SHORT, stop_at: int | None = None) -> Training:
-    return Training(list_network(), Lessons(stop_at), settings, folder)
+def training(folder: Path, settings: TrainSettings = SHORT, **how: Any) -> Training:
+    return Training(list_network(), Lessons(**how), settings, folder)
 
 
 def parameters(training: Training) -> dict[str, torch.Tensor]:
@@ -83,7 +93,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Training:
 
 
 def test_training_is_reproducible(tmp_path: Path, whole: Training) -> None:
-    other = training(tmp_path / "other")
+    other = training(tmp_path / "other", is_fresh=True)
     other.run()
     assert_same(whole, other)
     different = training(tmp_path / "different", replace(SHORT, seed=4))
@@ -145,7 +155,9 @@ def test_a_finished_training_stays_as_it_is(tmp_path: Path, whole: Training) -> 
 
 def test_batches_made_by_processes_are_the_same(tmp_path: Path) -> None:
     alone, helped = (
-        training(tmp_path / f"{count}", replace(SHORT, processes=count, steps=4))
+        training(
+            tmp_path / f"{count}", replace(SHORT, processes=count, steps=4), is_fresh=count > 0
+        )
         for count in (0, 2)
     )
     alone.run()

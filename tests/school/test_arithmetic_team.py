@@ -80,6 +80,7 @@ TROUBLE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("trouble", TROUBLE)
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 @pytest.mark.parametrize("layout", LAYOUTS)
