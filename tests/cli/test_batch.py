@@ -137,6 +137,8 @@ def test_faulty_lines_do_not_stop_the_others(batch: Cli, tmp_path: Path) -> None
     assert errors[3]["message"] == "stream is True; this is not supported: an answer comes whole"
     assert errors[4]["message"].startswith("line 4 has the custom_id 'a' of line 2")
     assert errors[5]["message"].startswith("line 5 has no custom_id")
+    places = [errors[number]["param"] for number in (1, 3, 4, 5, 7)]
+    assert places == [None, "stream", "custom_id", "custom_id", "messages"]
     assert errors[7]["code"] == "context_too_long"
     assert errors[8]["code"] == "out_of_memory"
     answers.write_text("".join(json.dumps(line) + "\n" for line in lines if not line["error"]))

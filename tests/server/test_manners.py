@@ -938,7 +938,10 @@ def test_what_cannot_fit_is_refused_before_it_is_encoded(
     with running(make_house()) as house:
         monkeypatch.setattr(Text, "_raw", counted)
         answer = httpx2.post(f"{house.url}{path}", json=given, timeout=60)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert error["param"] in given
+    assert error["param"] not in ("model", "max_tokens")
     assert max(sizes, default=0) < 10_000
 
 

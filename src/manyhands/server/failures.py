@@ -74,8 +74,8 @@ class Refusal(Exception):
         return {"error": self.error}
 
 
-def failure_of(error: BaseException) -> Refusal:
-    """Any error as what a client is told of it."""
+def failure_of(error: BaseException, prompt: str | None = None) -> Refusal:
+    """Any error as what a client is told of it. `prompt`: the field of the request that has the prompt, if one does."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, ServiceStopped):
@@ -89,7 +89,7 @@ def failure_of(error: BaseException) -> Refusal:
             code="system_limit",
         )
     if isinstance(error, ManyhandsError):
-        told = error_object(error)
+        told = error_object(error, prompt)
         status = next((s for kind, s in _STATUS.items() if isinstance(error, kind)), 500)
         code = "context_length_exceeded" if isinstance(error, ContextTooLong) else told["code"]
         return Refusal(status, told["message"], code=code, param=told["param"])
