@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -119,6 +120,26 @@ def test_a_command_that_is_over_does_not_lack_memory(monkeypatch: pytest.MonkeyP
     with pytest.raises(typer.Exit) as left, guard.guarded():  # control: the limit does count
         raise RuntimeError("can't start new thread")
     assert left.value.exit_code == OutOfMemory.exit_code
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("can't start new thread"),
+        OSError(errno.EMFILE, "Too many open files", "x.json"),
+        BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+    ],
+)
+def test_a_limit_of_the_system_is_one_clear_error(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as left, guard.guarded():
+        raise error
+    assert left.value.exit_code == 1
+    assert "the system gives this process no more of what it needs: " in capsys.readouterr().err
+    slow_reader = BlockingIOError(errno.EAGAIN, "write could not complete without blocking", 3)
+    with pytest.raises(BlockingIOError), guard.guarded():  # control: no limit
+        raise slow_reader
 
 
 @pytest.mark.parametrize("words", ["prompts", "solve --help"])

@@ -106,7 +106,7 @@ def test_a_method_that_a_network_does_not_bear_is_named(
 ) -> None:
     forking = replace(served, only_forks=True)
     found = refusal(CHAT, {"messages": ASK, **asked}, forking)
-    assert "one state of a text" in found.error["message"]
+    assert "one state of a text" in str(found.error["message"])
     assert found.error["param"] == param
 
 
