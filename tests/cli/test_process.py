@@ -10,6 +10,7 @@ import pty
 import re
 import select
 import shlex
+import shutil
 import signal
 import struct
 import subprocess
@@ -140,6 +141,21 @@ def test_a_limit_of_the_system_is_one_clear_error(
     slow_reader = BlockingIOError(errno.EAGAIN, "write could not complete without blocking", 3)
     with pytest.raises(BlockingIOError), guard.guarded():  # control: no limit
         raise slow_reader
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap makes all read-only")
+def test_without_a_temporary_folder_there_is_one_clear_error(tmp_path: Path) -> None:
+    """Whichever library looks for one first."""
+    walls = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
+    walls += ["--remount-ro", "/dev", "--unsetenv", "TMPDIR", "--chdir", str(tmp_path)]
+    if subprocess.run([*walls, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("bubblewrap is not allowed here")
+    program = "import tempfile; from manyhands.cli import guard\nwith guard.guarded(): tempfile.gettempdir()"
+    found = subprocess.run(
+        [*walls, sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert "error: there is no folder for temporary files that can be written to" in found.stderr
+    assert "hint: Give one: TMPDIR=FOLDER" in found.stderr
 
 
 @pytest.mark.parametrize("words", ["prompts", "solve --help"])

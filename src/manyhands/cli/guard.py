@@ -59,6 +59,7 @@ def guarded() -> Iterator[None]:
             out_of_memory(error)
             or impossible_path(error)
             or forbidden_path(error)
+            or no_temporary_folder(error)
             or limit_of_system(error)
         )
         if told is None:
@@ -108,6 +109,19 @@ def forbidden_path(error: BaseException) -> InvalidRequest | None:
     return InvalidRequest(
         f"{str(error.filename)!r} cannot be used: {error.strerror}",
         hint="check its permissions, and those of the folders above it",
+    )
+
+
+def no_temporary_folder(error: BaseException) -> OutputFailed | None:
+    """The error of a process that may write to none of the folders for temporary files; None for other errors.
+
+    Libraries look for one while they are imported.
+    """
+    if not isinstance(error, FileNotFoundError) or "temporary directory" not in str(error.strerror):
+        return None
+    return OutputFailed(
+        "there is no folder for temporary files that can be written to, as on a file system that is read-only",
+        hint="Give one: TMPDIR=FOLDER, or a tmpfs at /tmp.",
     )
 
 
