@@ -92,7 +92,7 @@ _NO_THREAD = "can't start new thread"  # Python's whole account of it, in a Runt
 
 
 def scarcity_of(error: BaseException | None) -> str | None:
-    """What the system says where it gives no more files, processes, threads or memory; None for other errors.
+    """The system's words where it gives no more files, processes, threads or memory; None for other errors.
 
     The limit may be behind an error as its cause.
     """

@@ -173,7 +173,7 @@ def test_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_all_files_of_a_group_may_be_given_up(root: Path, version: int) -> None:
-    """Those that were read lately, too: weights that another process has read may not refuse this one."""
+    """Files that were read lately, too: weights that another process has read may not refuse this one."""
     first_stat = "cache 5\ntotal_inactive_file 1\ntotal_active_file {}"
     made, stat = (
         (first, first_stat) if version == 1 else (second, "inactive_file 1\nactive_file {}")
