@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manyhands.errors import InvalidRequest
+from manyhands.errors import InvalidRequest, scarcity_of
 from manyhands.sandbox import Failed, Limits, Returned, Sandbox
 from manyhands.schema.setting import settings_of
 
@@ -192,6 +192,18 @@ def test_a_child_may_be_started_before_it_is_needed(
         made.start()
         with pytest.raises(InvalidRequest, match="did not start"):
             made.run()
+
+
+def test_a_child_that_may_have_no_thread_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "without_threads.py").write_text('raise RuntimeError("can\'t start new thread")')
+    monkeypatch.syspath_prepend(tmp_path)
+    refused = pytest.raises(InvalidRequest, match="did not start")
+    with Sandbox("without_threads:number", PATIENT) as made, refused as caught:
+        made.run()
+    assert scarcity_of(caught.value) == "can't start new thread"
+    assert "can't start new thread" in caught.value.hint
 
 
 def test_a_machine_that_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,34 @@ def place_or_room(error: OSError) -> str:
     return "make room"
 
 
+_SCARCE = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+_NO_THREAD = "can't start new thread"  # Python's whole account of it, in a RuntimeError
+
+
+def scarcity_of(error: BaseException | None) -> str | None:
+    """The system's words where it gives no more files, processes, threads or memory; None for other errors.
+
+    The limit may be behind an error as its cause.
+    """
+    seen: set[int] = set()  # an error may be its own cause
+    while error is not None and id(error) not in seen:
+        is_output = hasattr(error, "characters_written")  # a reader who is slow is no limit
+        if isinstance(error, OSError) and error.errno in _SCARCE and not is_output:
+            return error.strerror or type(error).__name__
+        if isinstance(error, RuntimeError) and str(error) == _NO_THREAD:
+            return _NO_THREAD
+        if isinstance(error, MemoryError):
+            return str(error) or "no memory is left"
+        seen.add(id(error))
+        error = error.__cause__
+    return None
+
+
+def no_thread(said: str) -> RuntimeError | None:
+    """The error of another process that ended with these words, if it was given no more threads."""
+    return RuntimeError(_NO_THREAD) if said.endswith(_NO_THREAD) else None
+
+
 class OutputFailed(ManyhandsError):
     """A result could not be written; what was written so far is kept."""
 

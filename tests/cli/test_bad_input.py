@@ -174,6 +174,33 @@ def test_an_argument_is_utf_8_in_every_locale(model: Path, tmp_path: Path) -> No
     assert read_trace(trace).header["problem"] == said
 
 
+def test_a_path_is_utf_8_in_every_locale(tmp_path: Path) -> None:
+    """Options that name folders, and a name that becomes one."""
+    folder = tmp_path / "größe"
+    given, out = folder / "fragen.jsonl", folder / "antworten.jsonl"
+    folder.mkdir()
+    given.write_text(
+        json.dumps({"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "1 + 2"}})
+    )
+    cached = ["batch", str(given), str(out), "--cache", str(folder / "merkt")]
+    asked = ["eval", "--task", "arithmetic", "--limit", "1", "--method", "sequential"]
+    asked += ["--budgets", "2", "--out", str(folder / "exam"), "--label", "größe"]
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for words in (cached, asked):
+        done = subprocess.run(
+            [*MANYHANDS, *words], env={**os.environ, **plain}, capture_output=True, check=False
+        )
+        assert done.returncode in DONE, done.stderr
+    assert (folder / "merkt").is_dir()
+    assert (folder / "exam/arithmetic/größe.jsonl").is_file()
+    adapted = ["solve", "1+2", "--adapter", str(folder)]
+    done = subprocess.run(
+        [*MANYHANDS, *adapted], env={**os.environ, **plain}, capture_output=True, check=False
+    )
+    assert b"adapter_config.json is missing" in done.stderr
+    assert b"gr??e" not in done.stderr, "it was read as text"
+
+
 def test_a_folder_that_was_removed_is_said_before_torch_is_loaded(tmp_path: Path) -> None:
     """Under torch a library ends the process there, and says that it cannot load torch."""
     gone = tmp_path / "gone"

@@ -137,6 +137,8 @@ def test_faulty_lines_do_not_stop_the_others(batch: Cli, tmp_path: Path) -> None
     assert errors[3]["message"] == "stream is True; this is not supported: an answer comes whole"
     assert errors[4]["message"].startswith("line 4 has the custom_id 'a' of line 2")
     assert errors[5]["message"].startswith("line 5 has no custom_id")
+    places = [errors[number]["param"] for number in (1, 3, 4, 5, 7)]
+    assert places == [None, "stream", "custom_id", "custom_id", "messages"]
     assert errors[7]["code"] == "context_too_long"
     assert errors[8]["code"] == "out_of_memory"
     answers.write_text("".join(json.dumps(line) + "\n" for line in lines if not line["error"]))
@@ -500,3 +502,27 @@ def test_ctrl_c_leaves_a_file_to_go_on_with(
     assert f"{9 - num_left} of 9 requests answered" in result.stdout
     assert batch(given, answers).exit_code == 0
     assert len(said(answers)) == 9
+
+
+def test_ctrl_c_while_the_model_loads_is_heard_at_once(
+    batch: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is under way then that could be finished; a replica may take minutes to begin."""
+    given, answers = write(tmp_path / "in", chat("a"), {"body": {}}), tmp_path / "out"
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    heard = []
+
+    def loads(*_: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        heard.append("too late")
+        raise AssertionError("it goes on")
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr("manyhands.cli.batch.load_engine", loads)
+            result = batch(given, answers)
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    assert (result.exit_code, heard) == (130, [])
+    assert batch(given, answers).exit_code == 1
+    assert len(read(answers)) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -9,6 +10,7 @@ import pty
 import re
 import select
 import shlex
+import shutil
 import signal
 import struct
 import subprocess
@@ -119,6 +121,41 @@ def test_a_command_that_is_over_does_not_lack_memory(monkeypatch: pytest.MonkeyP
     with pytest.raises(typer.Exit) as left, guard.guarded():  # control: the limit does count
         raise RuntimeError("can't start new thread")
     assert left.value.exit_code == OutOfMemory.exit_code
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("can't start new thread"),
+        OSError(errno.EMFILE, "Too many open files", "x.json"),
+        BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+    ],
+)
+def test_a_limit_of_the_system_is_one_clear_error(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as left, guard.guarded():
+        raise error
+    assert left.value.exit_code == 1
+    assert "the system gives this process no more of what it needs: " in capsys.readouterr().err
+    slow_reader = BlockingIOError(errno.EAGAIN, "write could not complete without blocking", 3)
+    with pytest.raises(BlockingIOError), guard.guarded():  # control: no limit
+        raise slow_reader
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap makes all read-only")
+def test_without_a_temporary_folder_there_is_one_clear_error(tmp_path: Path) -> None:
+    """Whichever library looks for one first."""
+    walls = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
+    walls += ["--remount-ro", "/dev", "--unsetenv", "TMPDIR", "--chdir", str(tmp_path)]
+    if subprocess.run([*walls, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("bubblewrap is not allowed here")
+    program = "import tempfile; from manyhands.cli import guard\nwith guard.guarded(): tempfile.gettempdir()"
+    found = subprocess.run(
+        [*walls, sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert "error: there is no folder for temporary files that can be written to" in found.stderr
+    assert "hint: Give one: TMPDIR=FOLDER" in found.stderr
 
 
 @pytest.mark.parametrize("words", ["prompts", "solve --help"])

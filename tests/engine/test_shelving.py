@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -579,6 +580,18 @@ def waiting_engine(folder: Path, prompt: tuple[int, ...] = PROMPT) -> tuple[Engi
     write(engine, prompt)
     shelf.files.most_waiting = 1 << 30
     return engine, shelf
+
+
+def test_a_pass_begins_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may give no more of them, and then the engine would fail."""
+    engine = engine_on(tmp_path)
+
+    def none(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none)
+    write(engine)
+    assert sheets(tmp_path)
 
 
 def test_paths_that_are_gone_before_they_had_room_are_counted(tmp_path: Path) -> None:

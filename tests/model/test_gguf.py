@@ -21,8 +21,10 @@ from torch import Tensor
 
 from manyhands import bundled
 from manyhands.cache.step import Choice
-from manyhands.errors import ManyhandsError, ModelNotFound, UnsupportedModel
+from manyhands.errors import ManyhandsError, ModelNotFound, OutOfMemory, UnsupportedModel
+from manyhands.model import host_memory
 from manyhands.model.adapter import ModelAdapter
+from manyhands.model.dummy import size_of
 from manyhands.model.generation import own_choice
 from manyhands.model.gguf import header as headers
 from manyhands.model.gguf.header import read_header
@@ -124,6 +126,22 @@ def test_four_bits_are_kept(tmp_path: Path, kind: Kind) -> None:
         torch.testing.assert_close(layer.dequantised(torch.float32), weight, rtol=0, atol=1e-6)
         assert layer.dequantised(torch.bfloat16).dtype == torch.bfloat16
     assert float((_logits(plain) - _logits(kept)).abs().max()) < 3e-5
+
+
+def test_room_for_four_bits_is_enough_where_they_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(tmp_path / "it.gguf", kind=Kind.Q4_0)
+    whole = size_of(_load(tmp_path / "it.gguf", quantise="none").model)
+    kept = size_of(_load(tmp_path / "it.gguf", quantise="int4").model)
+    assert kept < whole * 0.6, "control"
+    monkeypatch.setattr(host_memory, "most_host_bytes", lambda: kept)
+    _load(tmp_path / "it.gguf", quantise="int4")
+    with pytest.raises(OutOfMemory, match="this process may have"):
+        _load(tmp_path / "it.gguf", quantise="none")
+    monkeypatch.setattr(host_memory, "most_host_bytes", lambda: kept // 2)
+    with pytest.raises(OutOfMemory, match="this process may have"):
+        _load(tmp_path / "it.gguf", quantise="int4")
 
 
 def test_offsets_are_a_product_of_sums(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from manyhands.model import memory
-from manyhands.model.host_memory import free_host_bytes
+from manyhands.model.host_memory import free_host_bytes, most_host_bytes
 
 MIB = 1 << 20
 NEVER = "9223372036854771712"  # a group of version 1 without a limit says so
@@ -166,3 +166,40 @@ def test_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = size + 100 * MIB
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, resource.RLIM_INFINITY))
     assert 0 < memory.free_bytes(torch.device("cpu")) <= 101 * MIB
+
+
+# -- the most that there may ever be -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_all_files_of_a_group_may_be_given_up(root: Path, version: int) -> None:
+    """Files that were read lately, too: weights that another process has read may not refuse this one."""
+    first_stat = "cache 5\ntotal_inactive_file 1\ntotal_active_file {}"
+    made, stat = (
+        (first, first_stat) if version == 1 else (second, "inactive_file 1\nactive_file {}")
+    )
+    limit = (limited_first if version == 1 else limited)(str(100 * MIB), 60 * MIB)
+    write(made(root, "/a") / "a", {**limit, "memory.stat": stat.format(50 * MIB)})
+    assert free_host_bytes(root) == 40 * MIB + 1
+    assert most_host_bytes(root) == 90 * MIB + 1
+
+
+def test_what_others_hold_on_the_machine_may_come_back(root: Path) -> None:
+    write(root, {"proc/meminfo": f"MemAvailable: {1 << 10} kB"})
+    assert free_host_bytes(root) == MIB
+    assert most_host_bytes(root) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_limit_of_the_process_bounds_all_that_it_may_have(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(root, {"proc/self/status": f"VmSize: {70 << 10} kB\nVmData: {20 << 10} kB"})
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (100 * MIB, resource.RLIM_INFINITY))
+    assert most_host_bytes(root) == 30 * MIB
+
+
+def test_nothing_is_refused_where_nothing_tells(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sysconf_names", {})
+    assert most_host_bytes(root / "nowhere") == 1 << 60

@@ -34,12 +34,15 @@ from manyhands.errors import (
     InvalidRequest,
     ManyhandsError,
     ModelNotFound,
+    OutOfMemory,
     UnsupportedModel,
 )
-from manyhands.model import devices
+from manyhands.model import devices, host_memory
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.configuration import check_sizes
 from manyhands.model.devices import resolve_device, resolve_dtype
+from manyhands.model.dummy import size_of
+from manyhands.model.host_linear import laid_out_bytes
 from manyhands.model.loading import _config, _pretrained, load_adapter
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import exact_attention
@@ -115,6 +118,21 @@ def test_dummy_weights_need_a_configuration_alone(tmp_path: Path, copy: Path) ->
 def test_the_context_decides_what_is_announced() -> None:
     assert load_adapter(ZOO["qwen3"](), context=100)[0].max_positions == 100
     assert load_adapter(ZOO["qwen3"]())[0].max_positions == 512
+
+
+@pytest.mark.parametrize("weights", ["auto", "dummy"])
+def test_a_network_that_the_process_may_not_hold_is_refused_before_it_is_read(
+    checkpoint: Path, weights: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container, or under `ulimit -v`, on a machine that has more."""
+    adapter, _ = load_adapter(checkpoint, device="cpu", dtype="float32")
+    size = size_of(adapter.model) + laid_out_bytes(adapter.model)
+    monkeypatch.setattr(host_memory, "most_host_bytes", lambda: size // 2)
+    with pytest.raises(OutOfMemory, match="this process may have") as caught:
+        load_adapter(checkpoint, device="cpu", dtype="float32", weights=weights)
+    assert "ulimit -v" in caught.value.hint
+    monkeypatch.setattr(host_memory, "most_host_bytes", lambda: 2 * size)
+    load_adapter(checkpoint, device="cpu", dtype="float32", weights=weights)
 
 
 def test_gpt_oss_weights_are_unpacked(tmp_path: Path, copy: Path) -> None:
@@ -646,7 +664,10 @@ def test_auto_is_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"head_dim": 0}, "head_dim is 0; expected 1 to"),
         ({"num_hidden_layers": -1}, "num_hidden_layers"),
         ({"vocab_size": 1 << 40}, "vocab_size is 1099511627776; expected 1 to"),
-        ({"hidden_size": 1_000_000, "intermediate_size": 4_000_000}, "GiB, and this machine has"),
+        (
+            {"hidden_size": 1_000_000, "intermediate_size": 4_000_000},
+            "GiB, and this process may have",
+        ),
         ({"dtype": "evil"}, "dtype is 'evil'; expected the name of a dtype"),
         ({"torch_dtype": 7}, "torch_dtype is 7; expected"),
         ({"quantization_config": 5}, "quantization_config is 5; expected a table"),

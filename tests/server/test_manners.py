@@ -37,6 +37,7 @@ from manyhands.server import connection, process
 from manyhands.server.app import make_app
 from manyhands.server.body import MAX_NESTING, read_json
 from manyhands.server.connection import _Transport
+from manyhands.server.failures import failure_of
 from manyhands.server.keys import ANYBODY, Keys
 from manyhands.server.metrics import Metrics
 from manyhands.server.process import Place, check_place, listening
@@ -773,6 +774,44 @@ def test_what_the_system_gives_no_more_of_is_no_mistake_of_anybody(
     assert post(slow, body()).status_code == 200
 
 
+def no_thread(*args: Any, **more: Any) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("can't start new thread"), MemoryError(), OSError(errno.EAGAIN, "none is left")],
+)
+def test_limits_of_the_system_are_told_as_such(error: Exception) -> None:
+    behind = InvalidRequest("the sandbox did not start")
+    behind.__cause__ = error
+    for each in (error, behind):
+        assert (failure_of(each).status, failure_of(each).error["code"]) == (503, "system_limit")
+    for other in (RuntimeError("no such thread"), InvalidRequest("no"), OSError(errno.EIO, "no")):
+        assert failure_of(other).error["code"] != "system_limit", "control"
+
+
+def test_a_server_needs_no_thread_that_it_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request for a form needs a child with one more: 503. All others are answered, and the server ends as ever."""
+    grammar._sandbox.cache_clear()
+    begun: list[Any] = []
+    popen = subprocess.Popen
+
+    def kept(*args: Any, **more: Any) -> Any:
+        begun.append(popen(*args, **more))
+        return begun[-1]
+
+    with monkeypatch.context() as changed, running(make_house()) as house:
+        changed.setattr(threading.Thread, "start", no_thread)
+        changed.setattr(subprocess, "Popen", kept)
+        for given in (body(), body(model=f"{NAME}:hogwild-2"), body(stream=True)):
+            assert post(house, given).status_code == 200
+        refused = post(house, {**body(), "response_format": {"type": "json_object"}})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "system_limit")
+        assert [each.poll() is None for each in begun] == [False], "a child is left behind"
+    grammar._sandbox.cache_clear()
+
+
 def test_a_run_that_takes_too_long_is_ended() -> None:
     with running(make_house(Model(seconds=SLOW), run_seconds=0.3)) as house:
         answer = post(house, body(max_tokens=1900))
@@ -938,7 +977,10 @@ def test_what_cannot_fit_is_refused_before_it_is_encoded(
     with running(make_house()) as house:
         monkeypatch.setattr(Text, "_raw", counted)
         answer = httpx2.post(f"{house.url}{path}", json=given, timeout=60)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert error["param"] in given
+    assert error["param"] not in ("model", "max_tokens")
     assert max(sizes, default=0) < 10_000
 
 

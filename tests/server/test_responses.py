@@ -265,7 +265,8 @@ def test_what_is_not_there_is_refused_by_name(
     assert caught.value.param == param
 
 
-def test_instructions_that_a_model_has_no_place_for_are_named() -> None:
+@pytest.mark.parametrize("model", [NAME, f"{NAME}:hogwild-2"])
+def test_instructions_that_a_model_has_no_place_for_are_named(model: str) -> None:
     """A mistake is theirs only where the conversation would be right without them."""
     text = Text(AutoTokenizer.from_pretrained(bundled.path()))
     user, system = {"role": "user", "content": ASK}, {"role": "system", "content": "Be brief."}
@@ -278,7 +279,7 @@ def test_instructions_that_a_model_has_no_place_for_are_named() -> None:
         ([{"role": "assistant", "content": "7"}], "Be brief.", "input"),
     ]
     for said, instructions, param in cases:
-        given = {"model": NAME, "input": said, "instructions": instructions}
+        given = {"model": model, "input": said, "instructions": instructions}
         with pytest.raises(InvalidField) as caught:
             understand("/v1/responses", given, served)
         assert caught.value.param == param

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urljoin
 
 import httpx2
 import pytest
@@ -94,6 +95,13 @@ def test_a_run_is_watched_from_beginning_to_end(anna: httpx2.Client) -> None:
     assert records(anna, run) == found  # once more, when it is over
     told = anna.get(f"/v1/runs/{run}").json()
     assert (told["status"], told["end"]) == ("done", last)
+
+
+def test_a_run_is_found_where_its_location_says_behind_a_prefix_too(anna: httpx2.Client) -> None:
+    answer = anna.post("/v1/runs", json={"problem": "3+4", "budget": 1})
+    place, run = answer.headers["location"], answer.json()["id"]
+    assert urljoin("http://here/v1/runs", place) == f"http://here/v1/runs/{run}"
+    assert urljoin("http://here/ai/v1/runs", place) == f"http://here/ai/v1/runs/{run}"
 
 
 @pytest.mark.parametrize("size", [3, 200, 201, 1000])

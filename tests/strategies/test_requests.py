@@ -448,7 +448,12 @@ def test_aliases_of_a_model() -> None:
         ({"method": "hogwild", "workers": 0}, {}, "manyhands.workers", "0; expected 1 to 256"),
         ({"method": "hogwild", "layout": "x"}, {}, "manyhands.layout", "layout is 'x'"),
         ({"method": "hogwild", "end": {"x": 1}}, {}, "manyhands.end", "no field 'x'"),
-        ({"method": "hogwild", "end": {"reply_tokens": 0}}, {}, "manyhands.end", "expected 1"),
+        (
+            {"method": "hogwild", "end": {"reply_tokens": 0}},
+            {},
+            "manyhands.end.reply_tokens",
+            "expected 1",
+        ),
         ({"method": "hogwild"}, {"stop": ["x", ""]}, "stop", "stop has an empty text"),
         ({"method": "hogwild"}, {"logprobs": True}, "logprobs", "comes without"),
         (

@@ -8,13 +8,14 @@ import re
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from transformers import AutoTokenizer
 
 from manyhands import bundled
-from manyhands.errors import InvalidRequest
-from manyhands.sandbox import Limits, Sandbox
+from manyhands.errors import InvalidRequest, scarcity_of
+from manyhands.sandbox import Failed, Limits, Sandbox
 from manyhands.text import Text
 from manyhands.text.grammar import KINDS, Grammar
 from tests.text.small_tokenizers import byte_level, sentence_piece
@@ -189,6 +190,20 @@ def test_a_grammar_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatc
     with hasty, pytest.raises(InvalidRequest, match=r"reading it took over 0\.05 s") as refused:
         Grammar("choice", json.dumps([f"v{n}" for n in range(20_000)])).check()
     assert refused.value.hint == "make it shorter"
+
+
+def test_a_child_without_threads_is_a_limit_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no mistake in the rules."""
+    failed = Failed("error", "raised RuntimeError: can't start new thread")
+    child = Mock(run=lambda *given: failed)
+    monkeypatch.setattr("manyhands.text.grammar._sandbox", lambda process: child)
+    with pytest.raises(InvalidRequest) as refused:
+        Grammar("json_object").check()
+    assert scarcity_of(refused.value) == "can't start new thread"
+    failed = Failed("error", "raised RuntimeError: something else")
+    with pytest.raises(InvalidRequest) as refused:
+        Grammar("json_object").check()
+    assert scarcity_of(refused.value) is None
 
 
 def test_a_grammar_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:

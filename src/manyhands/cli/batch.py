@@ -47,17 +47,15 @@ def batch(options: BatchOptions) -> None:
     defaults = Defaults(model, sampled(unsaid, model, options), changes=changes_of(options))
     given = read_input(options.requests, defaults)
     notes = Notes()
-    with (
-        Output(options.answers, given, retry_failures=options.retry_failures) as output,
-        StopRequest() as stop,
-    ):
+    stop = StopRequest()
+    with Output(options.answers, given, retry_failures=options.retry_failures) as output:
         if output.num_torn:
             notes.warn(f"the last line of {str(options.answers)!r} was cut short; it is done again")
         output.write([line for line in given.faulty if line["error"]["line"] not in output.done])
         left = [(number, line) for number, line in given.lines if _is_left(line, output)]
         usage: Usage | None = None
         seconds = 0.0
-        if left and not stop.asked:
+        if left:
             _warn_of_other_models(left, model, notes)
             usage, seconds = _answer(left, given, output, defaults, options, notes, stop)
         num_left = given.num_requests - len(output.done)
@@ -114,8 +112,11 @@ def _answer(
     notes: Notes,
     stop: StopRequest,
 ) -> tuple[Usage, float]:
-    """Answer until nothing is left, or the user has had enough. What was computed, and in how many seconds."""
-    with _work(defaults, options, notes) as (lines, usage), progress_bar() as progress:
+    """Answer until nothing is left, or the user has had enough. What was computed, and in how many seconds.
+
+    Until the model is loaded, and replicas have begun, nothing is under way that could be finished: an interrupt ends that at once.
+    """
+    with _work(defaults, options, notes) as (lines, usage), stop, progress_bar() as progress:
         bar = progress.add_task("", total=given.num_requests, completed=len(output.done), rate="")
         start = time.perf_counter()
         with closing(lines(left)) as finished:  # requests under way are cancelled

@@ -18,6 +18,7 @@ from pathlib import Path
 from manyhands.cli.batch_lines import decode_line, error_line, fingerprint
 from manyhands.errors import InvalidRequest
 from manyhands.schema.lines import Format, Line, LineFile, raw_lines
+from manyhands.schema.openai import InvalidField
 from manyhands.strategies.requests import Defaults
 
 ANSWER_LINES = Format(
@@ -54,8 +55,9 @@ def read_input(path: Path, defaults: Defaults) -> Input:
             line = decode_line(raw.removeprefix(b"\xef\xbb\xbf"), number)
             name = line["custom_id"]
             if name in seen:
-                raise InvalidRequest(
+                raise InvalidField(
                     f"line {number} has the custom_id {name!r} of line {seen[name]}",
+                    param="custom_id",
                     hint="give every request a custom_id of its own",
                 )
         except InvalidRequest as error:

@@ -19,7 +19,7 @@ from typing import Any
 
 from manyhands.errors import InvalidRequest, ManyhandsError
 from manyhands.schema.lines import Line
-from manyhands.schema.openai import InvalidField, error_object, read_request, shown
+from manyhands.schema.openai import PROMPTS, InvalidField, error_object, read_request, shown
 from manyhands.schema.plain import to_plain
 from manyhands.strategies.requests import (
     Defaults,
@@ -65,10 +65,13 @@ def decode_line(raw: bytes, number: int) -> Line:
         raise InvalidRequest(f"line {number} is {shown(line)}; expected an object")
     name = line.get("custom_id")
     if name is None:
-        raise InvalidRequest(f"line {number} has no custom_id; expected a text of its own")
+        raise InvalidField(
+            f"line {number} has no custom_id; expected a text of its own", param="custom_id"
+        )
     if not isinstance(name, str) or not name:
-        raise InvalidRequest(
-            f"the custom_id of line {number} is {shown(name)}; expected a text of its own"
+        raise InvalidField(
+            f"the custom_id of line {number} is {shown(name)}; expected a text of its own",
+            param="custom_id",
         )
     if _depth(line) > MAX_NESTING:
         raise _nested_too_deep(number)
@@ -137,16 +140,24 @@ def answer_line(
     return _line(name, request.custom_id, request.fingerprint, response, None)
 
 
-def error_line(error: ManyhandsError, number: int, custom_id: str | None, fingerprint: str) -> Line:
+def error_line(
+    error: ManyhandsError,
+    number: int,
+    custom_id: str | None,
+    fingerprint: str,
+    url: object = None,
+) -> Line:
     """The output line of a request that could not be answered. Line `number` says where it stands."""
     name = _name_of(fingerprint, custom_id or str(number))
-    return _line(name, custom_id, fingerprint, None, {**error_object(error), "line": number})
+    told = error_object(error, PROMPTS.get(url) if isinstance(url, str) else None)
+    return _line(name, custom_id, fingerprint, None, {**told, "line": number})
 
 
 def failure_line(asked: Numbered, error: ManyhandsError, defaults: Defaults) -> Line:
     """The output line of a request that could not even begin."""
     number, line = asked
-    return error_line(error, number, line["custom_id"], fingerprint(line, defaults))
+    mark = fingerprint(line, defaults)
+    return error_line(error, number, line["custom_id"], mark, line.get("url"))
 
 
 def _line(

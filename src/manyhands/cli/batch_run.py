@@ -149,5 +149,7 @@ class BatchWork:
 
     def _line(self, request: Request, outcome: Completions | ManyhandsError) -> Line:
         if isinstance(outcome, ManyhandsError):
-            return error_line(outcome, request.number, request.custom_id, request.fingerprint)
+            return error_line(
+                outcome, request.number, request.custom_id, request.fingerprint, request.url
+            )
         return answer_line(request, outcome, self.defaults.model, self.text)

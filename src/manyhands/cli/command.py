@@ -37,7 +37,8 @@ from manyhands.schema.choosing import Choosable, choosable, choose, flag_of, pai
 from manyhands.schema.setting import Setting, settings_of
 
 _NOT_UTF_8 = re.compile("[\udc80-\udcff]")  # bytes of an argument that Python could not read
-_MAY_BE_PATHS = ("model", "source")  # which have the bytes that the file system gave them
+# These have the bytes that the file system gave them.
+_MAY_BE_PATHS = ("model", "source", "cache", "lora")
 _SHARED = "shared"  # of a field's metadata
 Chosen = Mapping[str, Any]  # the chosen settings of a method: a dotted path -> its value
 Settings = TypeVar("Settings")

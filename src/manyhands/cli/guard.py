@@ -20,7 +20,13 @@ from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
 from manyhands.cli.stopping import exit_code_of, interruptible, number_of, word_for
-from manyhands.errors import InvalidRequest, ManyhandsError, OutOfMemory, OutputFailed
+from manyhands.errors import (
+    InvalidRequest,
+    ManyhandsError,
+    OutOfMemory,
+    OutputFailed,
+    scarcity_of,
+)
 
 EXIT_NO_ANSWER = 9  # behind those of `errors.py`: the run is over, and has none
 EXIT_READER_GONE = 141
@@ -49,7 +55,13 @@ def guarded() -> Iterator[None]:
         hush(sys.stdout)
         raise typer.Exit(EXIT_READER_GONE) from error
     except (MemoryError, ImportError, SystemError, OSError, RuntimeError) as error:
-        told = out_of_memory(error) or impossible_path(error) or forbidden_path(error)
+        told = (
+            out_of_memory(error)
+            or impossible_path(error)
+            or forbidden_path(error)
+            or no_temporary_folder(error)
+            or limit_of_system(error)
+        )
         if told is None:
             raise
         complain(told)
@@ -97,6 +109,30 @@ def forbidden_path(error: BaseException) -> InvalidRequest | None:
     return InvalidRequest(
         f"{str(error.filename)!r} cannot be used: {error.strerror}",
         hint="check its permissions, and those of the folders above it",
+    )
+
+
+def no_temporary_folder(error: BaseException) -> OutputFailed | None:
+    """The error of a process that may write to none of the folders for temporary files; None for other errors.
+
+    Libraries look for one while they are imported.
+    """
+    if not isinstance(error, FileNotFoundError) or "temporary directory" not in str(error.strerror):
+        return None
+    return OutputFailed(
+        "there is no folder for temporary files that can be written to, as on a file system that is read-only",
+        hint="Give one: TMPDIR=FOLDER, or a tmpfs at /tmp.",
+    )
+
+
+def limit_of_system(error: BaseException) -> ManyhandsError | None:
+    """The error of a process to which the system gives no more files, processes or threads; None for other errors."""
+    said = scarcity_of(error)
+    if said is None:
+        return None
+    return ManyhandsError(
+        f"the system gives this process no more of what it needs: {said}",
+        hint="Allow more open files (`ulimit -n`), more processes and threads (`ulimit -u`, a container's limit), or end other programs.",
     )
 
 

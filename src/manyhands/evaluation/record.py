@@ -12,6 +12,7 @@ follows in the same file and counts instead; any other second record of a sample
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -297,7 +298,8 @@ def result_files(folder: str | Path) -> list[Path]:
 
 def file_of(folder: str | Path, task: str, label: str) -> Path:
     """Where the records of one method on one task lie."""
-    return Path(folder) / _slug(task) / f"{_slug(label)}.jsonl"
+    name = os.fsdecode(f"{_slug(label)}.jsonl".encode())  # in every locale the bytes of UTF-8
+    return Path(folder) / _slug(task) / name
 
 
 def _by_key(path: Path, lines: Iterable[Line], budgets: Sequence[int]) -> dict[Key, Record]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 
 import torch
@@ -91,11 +90,3 @@ def too_small(device: torch.device, model: str) -> OutOfMemory:
         f"of which other programs hold {max(0, others) / 2**30:.1f}",
         hint="use a smaller model, fewer bits (quantise), or the CPU, or end the other programs",
     )
-
-
-def host_bytes() -> int:
-    """All memory of this machine, in bytes; an exbibyte where the system does not tell."""
-    names = ("SC_PHYS_PAGES", "SC_PAGE_SIZE")
-    if not all(name in os.sysconf_names for name in names):
-        return 1 << 60
-    return os.sysconf(names[0]) * os.sysconf(names[1])

@@ -21,6 +21,7 @@ from transformers.modeling_utils import PreTrainedModel
 from manyhands.errors import UnsupportedModel
 from manyhands.hub import in_short
 from manyhands.model.families import reject
+from manyhands.model.host_memory import check_room
 from manyhands.model.quantised.linear import Quantised
 from manyhands.model.quantised.mxfp4 import Mxfp4Stack, stacks_for_mxfp4
 from manyhands.model.quantised.quantise import make_room
@@ -58,6 +59,8 @@ def dummy_model(
     if mxfp4:
         for name, stack in list(stacks_for_mxfp4(model)):
             model.set_submodule(name, Mxfp4Stack.empty(stack, model.device, dtype))
+    if device.type == "cpu":
+        check_room(getattr(config, "name_or_path", "") or config.model_type, size_of(model))
     model.to_empty(device=device)
     model.tie_weights()
     on_gpu = [device] if device.type == "cuda" else []
@@ -67,6 +70,12 @@ def dummy_model(
             _fill(model, module)
     ready: PreTrainedModel = model.train(False)
     return ready
+
+
+def size_of(model: PreTrainedModel) -> int:
+    """Bytes that the tensors of a network take, or will take where it has no memory yet."""
+    tensors = {id(each): each for each in (*model.parameters(), *model.buffers())}
+    return sum(each.numel() * each.itemsize for each in tensors.values())
 
 
 def bare_model(config: Any, dtype: torch.dtype) -> PreTrainedModel:

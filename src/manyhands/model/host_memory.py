@@ -1,16 +1,20 @@
-"""Memory of the host that is free for this process.
+"""Memory of the host that is free for this process, and the most that it may ever have.
 
 Three may bound it: the machine, a control group, as a container has one, and the limits of the process (`ulimit -v`, `ulimit -d`). The
 smallest counts. What a group holds of files that were not read lately is free: the system gives it up before it ends a process. The
 same holds for the machine. Groups lie in each other, and each may have a limit; those outside of a container are not seen in it.
+
+What cannot fit is refused before it is begun (`check_room`). There all files of a group are given up, and all other programs on the machine have ended.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+from manyhands.errors import OutOfMemory
 
 _NEVER_MORE = 1 << 60  # bytes; a group of version 1 without a limit says more
 _UNKNOWN_FREE = 4 << 30
@@ -25,6 +29,7 @@ class _Files:
     limits: tuple[str, ...]
     held: str
     free: tuple[str, ...]  # the first that is there
+    read_lately: tuple[str, ...]  # likewise, of files that are free where it must be
 
 
 _VERSIONS = {
@@ -32,9 +37,12 @@ _VERSIONS = {
         ("memory.limit_in_bytes",),
         "memory.usage_in_bytes",
         ("total_inactive_file", "inactive_file"),
+        ("total_active_file", "active_file"),
     ),
     # Beyond `memory.high` a process is not ended, but hardly goes on.
-    2: _Files(("memory.max", "memory.high"), "memory.current", ("inactive_file",)),
+    2: _Files(
+        ("memory.max", "memory.high"), "memory.current", ("inactive_file",), ("active_file",)
+    ),
 }
 
 
@@ -42,6 +50,33 @@ def free_host_bytes(root: Path = Path("/")) -> int:
     """Free memory of the host for this process; 4 GiB where nothing tells. `root`: where `proc` and `sys` are."""
     found = [*_of_machine(root), *_of_groups(root), *_of_process(root)]
     return max(0, min(found, default=_UNKNOWN_FREE))
+
+
+def most_host_bytes(root: Path = Path("/")) -> int:
+    """The most memory of the host that this process may have yet, whatever others hold now; an exbibyte where nothing tells."""
+    found = [*_of_whole_machine(), *_of_groups(root, all_files=True), *_of_process(root)]
+    return max(0, min(found, default=_NEVER_MORE))
+
+
+def check_room(name: str, num_bytes: int) -> None:
+    """Raise OutOfMemory if a network of so many bytes is larger than the memory that this process may have."""
+    most = most_host_bytes()
+    if num_bytes <= most:
+        return
+    raise OutOfMemory(
+        f"the configuration of {name!r} makes a network of {_in_gib(num_bytes)}, and this process may have {_in_gib(most)}",
+        hint="if config.json is right, load the model on a larger machine, or where a container or `ulimit -v` allows more",
+    )
+
+
+def _in_gib(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB"
+
+
+def _of_whole_machine() -> Iterator[int]:
+    names = ("SC_PHYS_PAGES", "SC_PAGE_SIZE")
+    if all(name in os.sysconf_names for name in names):
+        yield os.sysconf(names[0]) * os.sysconf(names[1])
 
 
 def _of_machine(root: Path) -> Iterator[int]:
@@ -65,26 +100,30 @@ def _of_process(root: Path) -> Iterator[int]:
             yield limit - held.get(what, 0)
 
 
-def _of_groups(root: Path) -> Iterator[int]:
+def _of_groups(root: Path, *, all_files: bool = False) -> Iterator[int]:
     """Of each group with a limit that this process is in."""
     for version, folder, mounted in _group_folders(root):
         files = _VERSIONS[version]
         while True:
-            if (found := _of_group(folder, files)) is not None:
+            if (found := _of_group(folder, files, all_files)) is not None:
                 yield found
             if folder == mounted:
                 break
             folder = folder.parent
 
 
-def _of_group(folder: Path, files: _Files) -> int | None:
+def _of_group(folder: Path, files: _Files, all_files: bool) -> int | None:
     limits = [limit for name in files.limits if (limit := _number(folder / name)) is not None]
     held = _number(folder / files.held)
     if not limits or held is None or min(limits) >= _NEVER_MORE:
         return None
     counts = dict(_words(folder / "memory.stat"))
-    free = next((int(counts[name]) for name in files.free if counts.get(name, "").isdigit()), 0)
+    free = _first(counts, files.free) + (_first(counts, files.read_lately) if all_files else 0)
     return min(limits) - max(0, held - free)
+
+
+def _first(counts: Mapping[str, str], names: Sequence[str]) -> int:
+    return next((int(counts[name]) for name in names if counts.get(name, "").isdigit()), 0)
 
 
 def _group_folders(root: Path) -> Iterator[tuple[int, Path, Path]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -27,7 +28,6 @@ from manyhands.errors import (
     ContextTooLong,
     InvalidRequest,
     ModelNotFound,
-    OutOfMemory,
     UnsupportedModel,
 )
 from manyhands.hub import (
@@ -49,8 +49,8 @@ from manyhands.model.checkpoint import (
     read_headers,
 )
 from manyhands.model.configuration import REPAIR, check_sizes, check_written
-from manyhands.model.devices import host_bytes, resolve_device, resolve_dtype, too_small
-from manyhands.model.dummy import UNBUILDABLE, bare_model, dummy_model
+from manyhands.model.devices import resolve_device, resolve_dtype, too_small
+from manyhands.model.dummy import UNBUILDABLE, bare_model, dummy_model, size_of
 from manyhands.model.families import (
     Family,
     language_model,
@@ -63,6 +63,7 @@ from manyhands.model.families import (
 from manyhands.model.fusion import is_fused
 from manyhands.model.generation import check_generation
 from manyhands.model.gguf.network import GgufFile
+from manyhands.model.host_memory import check_room
 from manyhands.model.lora import merge_lora, merged_place
 from manyhands.model.parallel.collectives import Collectives
 from manyhands.model.parallel.cuts import Cutting
@@ -79,6 +80,7 @@ from manyhands.model.quantised.packing import read_packing
 from manyhands.model.quantised.quantise import (
     KINDS,
     check_quantise,
+    make_room,
     quantise_network,
     round_to_fp16,
 )
@@ -290,13 +292,16 @@ def _network(
             f"the weights of {name!r} have {_BITS[layout.kind]} bits already ({layout.method.upper()})",
             hint='leave quantise out, or say "none" to have them unpacked',
         )
+    if layout is not None and device.type == "cpu" and cutting is None:
+        _check_room(name, config, dtype, kind)
     if found.file is not None:
         if cutting is not None:
             raise UnsupportedModel(
                 f"the weights of {name!r} are a GGUF file, which is not cut over several ranks",
                 hint="load it with ranks=1, or take the model's folder of *.safetensors",
             )
-        _check_room(name, config, dtype)
+        if layout is None:
+            _check_room(name, config, dtype)
         place = torch.device("cpu") if layout is None else device
         network = found.file.network(device=place, dtype=dtype, unpacked=kind == "none")
         return network if layout is not None else _place(network, device, kind)
@@ -500,21 +505,17 @@ def _without_a_place(name: str, unknown: Any) -> list[str]:
     ]
 
 
-def _check_room(name: str, config: Any, dtype: torch.dtype) -> None:
-    """Raise OutOfMemory if the network of this configuration is larger than all of the machine's memory.
+def _check_room(name: str, config: Any, dtype: torch.dtype, kept: str = "none") -> None:
+    """Raise OutOfMemory if the network of this configuration is larger than the memory that this process may have.
 
     The network is laid out without memory: a wrong size in a configuration would otherwise be found
-    when the machine has none left.
+    when the machine has none left. `kept`: the bits that the checkpoint's linear layers keep.
     """
     laid_out = bare_model(config, dtype)
-    size = sum(weight.numel() for weight in laid_out.parameters()) * dtype.itemsize
-    total = host_bytes()
-    if size > total:
-        raise OutOfMemory(
-            f"the configuration of {name!r} makes a network of {size / 2**30:,.0f} GiB, and this machine "
-            f"has {total / 2**30:,.0f}",
-            hint="if config.json is right, load the model on a larger machine",
-        )
+    if kept != "none":
+        with suppress(InvalidRequest):  # where no layer has a shape that keeps them
+            make_room(laid_out, kept)
+    check_room(name, size_of(laid_out))
 
 
 def _place(model: PreTrainedModel, device: torch.device, kind: str) -> PreTrainedModel:

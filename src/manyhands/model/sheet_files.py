@@ -154,8 +154,9 @@ class SheetFiles:
         # Both are joined at the end of the interpreter: what was taken is written.
         self._writer = ThreadPoolExecutor(1, "manyhands-sheets-out")
         self._readers = ThreadPoolExecutor(num_readers, "manyhands-sheets-in")
-        for _ in range(num_readers):  # they begin now, and not while a run waits for its prompt
-            self._readers.submit(time.sleep, _BEGINNING)
+        # They begin now, and not while a run waits for its prompt, or in a pass, which has no place for an error of the system.
+        for pool in (self._writer, *[self._readers] * num_readers):
+            pool.submit(time.sleep, _BEGINNING)
 
     @property
     def counts(self) -> ShelfCounts:

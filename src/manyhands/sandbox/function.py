@@ -45,7 +45,7 @@ from dataclasses import asdict
 from importlib import import_module
 from typing import IO, Any, Self
 
-from manyhands.errors import InvalidRequest
+from manyhands.errors import InvalidRequest, no_thread
 from manyhands.sandbox.limits import Failed, FailureKind, Limits, Returned
 from manyhands.sandbox.signals import leave_ends_to_caller
 
@@ -114,7 +114,7 @@ class Sandbox:
         if self._child is None:
             try:
                 self._child = _Child(self.function, self.limits)
-            except OSError as error:
+            except (OSError, RuntimeError) as error:  # no process, or no thread beside it
                 raise InvalidRequest(
                     f"the sandbox of {self.function} did not start: {error}",
                     hint="allow this program to start another process",
@@ -128,11 +128,11 @@ class Sandbox:
             ready = child.read(START_SECONDS)
             if isinstance(ready, Failed):
                 self._stop()
-                said = child.printed.decode(errors="replace").strip()
+                said = child.printed.decode(errors="replace").strip().rpartition("\n")[2]
                 raise InvalidRequest(
                     f"the sandbox of {self.function} did not start: it {ready.why}",
-                    hint=f"It said last: {said.splitlines()[-1]}" if said else "",
-                )
+                    hint=f"It said last: {said}" if said else "",
+                ) from no_thread(said)
             child.is_ready = True
         return child
 
@@ -171,7 +171,11 @@ class _Child:
         self._replies: IO[bytes] = self._process.stdout
         self._output: IO[bytes] = self._process.stderr
         self._counter = threading.Thread(target=self._count_output, daemon=True)
-        self._counter.start()
+        try:
+            self._counter.start()
+        except RuntimeError:  # there may be no more threads
+            self.kill()
+            raise
 
     def call(self, request: bytes) -> Returned | Failed:
         """One call. BrokenPipeError if the child is not there."""
@@ -209,7 +213,8 @@ class _Child:
         with suppress(BrokenPipeError):  # a half-written request goes down with its reader
             self._requests.close()
         self._replies.close()
-        self._counter.join(timeout=1.0)
+        if self._counter.ident is not None:
+            self._counter.join(timeout=1.0)
         self._output.close()
 
     def _kill_for(self, kind: FailureKind) -> None:

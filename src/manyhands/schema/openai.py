@@ -41,9 +41,10 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from manyhands.errors import InvalidRequest, ManyhandsError
+from manyhands.errors import ContextTooLong, InvalidRequest, ManyhandsError
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
+PROMPTS: Mapping[object, str] = {CHAT: "messages", PLAIN: "prompt"}  # the field of the prompt
 MAX_SAMPLES = 1024
 MAX_STOPS = 4
 MAX_MESSAGES = 4096
@@ -614,11 +615,15 @@ def completion(
     }
 
 
-def error_object(error: ManyhandsError) -> dict[str, Any]:
-    """The error of an answer: its code is the name of the class, as `invalid_request`."""
+def error_object(error: ManyhandsError, prompt: str | None = None) -> dict[str, Any]:
+    """The error of an answer: its code is the name of the class, as `invalid_request`.
+
+    `prompt` is the field of the request that has the prompt, which is the place of a prompt that is too long.
+    """
+    param = prompt if isinstance(error, ContextTooLong) else None
     message = str(error) + (f" ({error.hint})" if error.hint else "")
     return {
         "code": re.sub("(?<!^)(?=[A-Z])", "_", type(error).__name__).lower(),
         "message": message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}…",
-        "param": error.param if isinstance(error, InvalidField) else None,
+        "param": error.param if isinstance(error, InvalidField) else param,
     }

@@ -33,6 +33,7 @@ from manyhands.server.page import FILES, HEADERS, read
 from manyhands.server.shapes import (
     DETOKENIZE,
     MESSAGES,
+    PROMPTS,
     RESPONSES,
     RUNS,
     TOKENIZE,
@@ -223,7 +224,7 @@ async def page(request: Request) -> Response:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    refusal = failure_of(error)
+    refusal = failure_of(error, PROMPTS.get(request.scope["path"]))
     return JSONResponse(refusal.body, refusal.status, refusal.headers)
 
 

@@ -48,6 +48,7 @@ from manyhands.strategies.prompt_sharing import share_prompt
 from manyhands.strategies.requests import (
     CompletionSpec,
     Defaults,
+    about,
     aliases,
     placed,
     prompts_of,
@@ -309,7 +310,9 @@ def _decoded(
         most = min(most, served.context)
     _check_size(len(prompts) * settings.samples * most, served.limits, request.most_by)
     if settings.grammar is not None:
-        settings.grammar.matcher(served.text)  # compiled here, and not in the event loop
+        assert request.form is not None, "a grammar is asked for by a form"
+        with about(request.form.param):
+            settings.grammar.matcher(served.text)  # compiled here, and not in the event loop
     size = sum(len(prompt.tokens) for prompt in prompts)
     return Asked(url, served.name, prompts=prompts, settings=settings, num_prompt_tokens=size)
 
@@ -353,10 +356,14 @@ def _spec(
     if not isinstance(spec, RunSpec):
         return spec
     if served.only_forks:
-        check_forks(spec.method, spec.settings)
+        with about("model" if read_model(request.model, served.name) else "manyhands.method"):
+            check_forks(spec.method, spec.settings)
     settings, samples = spec.settings, request.n or 1
     workers = max(1, getattr(settings, "workers", 1))
-    _check_size(samples * settings.budget * workers, served.limits, request.most_by)
+    names = {"budget", "workers"}.intersection(options or ())
+    field = f"manyhands.{min(names)}" if names else request.most_by
+    passes = min(settings.budget, settings.end.total or settings.budget)
+    _check_size(samples * passes * workers, served.limits, field)
     return spec
 
 
@@ -371,7 +378,8 @@ def _check_model(model: str | None, served: Served) -> None:
 
 def _with_spec(url: str, model: str, spec: RunSpec, served: Served) -> Asked:
     served.text.check_room(spec.conversation, served.context)
-    size = len(served.text.conversation(spec.conversation))
+    with about("messages"):
+        size = len(served.text.conversation(spec.conversation))
     workers, method = spec.facts()["workers"], spec.method.name
     warning = served.outside and served.outside(spec.problem, workers, method)
     return Asked(url, model, spec=spec, num_prompt_tokens=size, warning=warning)

@@ -3,14 +3,13 @@
     Refusal(404, "no run 'x' is known here", code="not_found")      what the server itself refuses
     failure_of(error)                                              what our rooms raise, as a Refusal
 
-Messages of ours are made for users and go out as they are. What fails because the system gives this process no more files, processes
-or memory is nobody's mistake, and may succeed later: 503. Whatever else is raised is a mistake of the server:
+Messages of ours are made for users and go out as they are. What fails because the system gives this process no more files, processes,
+threads or memory is nobody's mistake, and may succeed later: 503. Whatever else is raised is a mistake of the server:
 the body says so and no more; the log has the rest, under the request's id.
 """
 
 from __future__ import annotations
 
-import errno
 from typing import Any
 
 from manyhands.errors import (
@@ -21,6 +20,7 @@ from manyhands.errors import (
     ManyhandsError,
     OutOfMemory,
     ServiceStopped,
+    scarcity_of,
 )
 from manyhands.schema.openai import error_object
 
@@ -38,7 +38,6 @@ _STATUS: dict[type[ManyhandsError], int] = {
     OutOfMemory: 400,
     ServiceStopped: 503,
 }
-_SCARCE = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 RETRY_AFTER = "2"  # seconds; a run takes about that long
 
 
@@ -74,37 +73,26 @@ class Refusal(Exception):
         return {"error": self.error}
 
 
-def failure_of(error: BaseException) -> Refusal:
-    """Any error as what a client is told of it."""
+def failure_of(error: BaseException, prompt: str | None = None) -> Refusal:
+    """Any error as what a client is told of it. `prompt`: the field of the request that has the prompt, if one does."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, ServiceStopped):
         if error.__cause__ is None:
             return draining()
         return Refusal(500, "the engine has failed, and the server ends", code="engine_failed")
-    if (scarcity := _scarcity_of(error)) is not None:
+    if (scarcity := scarcity_of(error)) is not None:
         return Refusal(
             503,
-            f"the system gives the server no more of what this request needs ({scarcity.strerror}); come back later",
+            f"the system gives the server no more of what this request needs ({scarcity}); come back later",
             code="system_limit",
         )
     if isinstance(error, ManyhandsError):
-        told = error_object(error)
+        told = error_object(error, prompt)
         status = next((s for kind, s in _STATUS.items() if isinstance(error, kind)), 500)
         code = "context_length_exceeded" if isinstance(error, ContextTooLong) else told["code"]
         return Refusal(status, told["message"], code=code, param=told["param"])
     return Refusal(500, "the server made a mistake; its log has more", code="internal_error")
-
-
-def _scarcity_of(error: BaseException | None) -> OSError | None:
-    """The error of the system behind this one, where that is a limit of files, processes or memory."""
-    seen: set[int] = set()  # an error may be its own cause
-    while error is not None and id(error) not in seen:
-        if isinstance(error, OSError) and error.errno in _SCARCE:
-            return error
-        seen.add(id(error))
-        error = error.__cause__
-    return None
 
 
 def draining() -> Refusal:

@@ -38,6 +38,8 @@ from manyhands.strategies.shared_prefix import Prompt
 T = TypeVar("T")
 _FRESH = 30.0  # seconds for which a pass shows that the engine works
 _PROBE = 10.0  # seconds that a probe may take
+_THREADS = 2  # that understand requests
+_BEGINNING = 0.01  # seconds for which each of them has something to do, so that it is begun
 _HEADERS_WAIT = 1.0  # seconds that a stream's headers wait for its run to begin
 
 
@@ -61,7 +63,9 @@ class Front:
         self.is_draining = False
         self.stop: Callable[[], None] = lambda: None  # asks the process to end
         self._streams: Counter[str] = Counter()
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="manyhands-understand")
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="manyhands-understand")
+        for _ in range(_THREADS):  # they begin now: later the system may give no more
+            self._threads.submit(time.sleep, _BEGINNING)
         self._probe: asyncio.Task[bool] | None = None
         self._kept: set[asyncio.Task[None]] = set()
 

@@ -22,6 +22,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -249,10 +250,20 @@ class _Server(uvicorn.Server):
         """Answer; when that is to end, let the runs end first, while new ones are told so."""
         await super().main_loop()
         self._front.is_draining = True
-        loop = asyncio.get_running_loop()
         await self._drained(self._drain)
-        await loop.run_in_executor(None, self._front.close)
+        await self._closed()
         await self._answered()
+
+    async def _closed(self) -> None:
+        """End what is under way, in a thread; in this one where the system gives no more of them."""
+        # Not the loop's own executor, which would want one more thread at its end.
+        with ThreadPoolExecutor(1, "manyhands-close") as threads:
+            try:
+                closing = asyncio.get_running_loop().run_in_executor(threads, self._front.close)
+            except RuntimeError:
+                self._front.close()
+            else:
+                await closing
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close; a second signal keeps uvicorn from letting the application end, so that is done here."""

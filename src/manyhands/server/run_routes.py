@@ -29,7 +29,8 @@ async def begin(request: Request) -> Response:
     asked = await front.understand(request, lambda body: understand_run(body, front.served))
     run = front.begin(asked, request)
     front.keep(run)
-    return JSONResponse(run.told(), 201, {"Location": f"/v1/runs/{run.id}"})
+    # Relative to the request's own place, which may lie below a prefix of a proxy's.
+    return JSONResponse(run.told(), 201, {"Location": f"runs/{run.id}"})
 
 
 async def listed(request: Request) -> Response:

@@ -27,6 +27,7 @@ from manyhands.server.records import (
     missed_record,
     pass_record,
 )
+from manyhands.server.shapes import PROMPTS
 from manyhands.server.usage import usage_of
 from manyhands.strategies.base import Answer
 from manyhands.strategies.run_spec import RunSpec
@@ -120,7 +121,7 @@ class ServedRun:
                 answer = partial_answer(self.asked, self.handle, self.text)
             return answer, None if answer is not None else failure_of(error)
         except Exception as error:
-            return None, failure_of(error)
+            return None, failure_of(error, PROMPTS.get(self.asked.url))
 
     def mistake(self) -> BaseException | None:
         """The error of a strategy that is none for users: a mistake of ours."""

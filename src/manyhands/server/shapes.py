@@ -29,10 +29,12 @@ from manyhands.schema.openai import (
     ignored,
     refused,
 )
+from manyhands.schema.openai import PROMPTS as CHAT_PROMPTS
 
 RESPONSES, RUNS = "/v1/responses", "/v1/runs"
 TOKENIZE, DETOKENIZE = "/v1/tokenize", "/v1/detokenize"
 MESSAGES = "/v1/runs/{run}/messages"
+PROMPTS = {**CHAT_PROMPTS, RESPONSES: "input", RUNS: "problem"}  # the field of the prompt
 _METHOD = "an object: method, workers, budget, and other settings of the method"
 
 

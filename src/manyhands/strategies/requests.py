@@ -185,9 +185,9 @@ def prompts_of(
     ContextTooLong for one that has more than `context` tokens by its characters alone; it is not encoded.
     """
     if isinstance(request, ChatRequest):
-        with _about("reasoning_effort"):
+        with about("reasoning_effort"):
             text = text.at_effort(request.reasoning_effort)
-        with _about("messages"):
+        with about("messages"):
             said = Conversation.of(_messages(request))
             text.check_room(said, context)
             return (Prompt(text.conversation(said), text.thinks(said), chat=True),)
@@ -273,7 +273,7 @@ def _method_spec(
         )
     _check_reply(method, request)
     settings = _method_settings(method, wanted, request, defaults)
-    with _about("messages"):
+    with about("messages"):
         asked = Conversation.of([_clean(message) for message in _messages(request)])
         asked = replace(asked, problem=clean_problem(asked.problem))
     words = getattr(prompts, method.prompt)
@@ -299,7 +299,7 @@ def _check_reply(method: Method, request: ChatRequest) -> None:
 def _check_effort(method: Method, request: ChatRequest, text: Text) -> None:
     """Refused where it would change the prompt: all workers of a method think as the model was loaded to."""
     effort = request.reasoning_effort
-    with _about("reasoning_effort"):
+    with about("reasoning_effort"):
         changes = text.at_effort(effort) is not text
     if changes:
         raise InvalidField(
@@ -490,20 +490,24 @@ def _method_settings(
     if request.most_tokens is not None and method.solo and method.reading(usual) is None:
         values["budget"] = request.most_tokens
     elif request.most_tokens is not None:
-        with _about(request.most_by):
+        with about(request.most_by):
             values["end"] = replace(values["end"], total=request.most_tokens)
-    with _about("stop"):
+    with about("stop"):
         values["end"] = replace(values["end"], stop=request.stops)
     chosen, kinds = _by_field(usual, wanted), get_type_hints(method.settings)
     _check_open(method.settings, chosen, "manyhands")
     for name, value in chosen.items():
         try:
-            with _about(f"manyhands.{name}"):
+            with about(f"manyhands.{name}"):
                 plain = _over(to_plain(values[name]), value)
                 values[name] = from_plain(kinds[name], plain, f"manyhands.{name}")
+        except InvalidField as error:
+            place = _place_of(error, name, wanted, usual)
+            raise InvalidField(str(error), param=place, hint=error.hint) from error
         except TypeError as error:
             place, said = f"manyhands.{name}", str(error)
             said = said if said.startswith(place) else f"{place}: {said}"
+            place = _place_of(error, name, wanted, usual)
             raise InvalidField(said, param=place) from error
     try:
         return method.settings(**values)
@@ -512,6 +516,14 @@ def _method_settings(
         place = {"budget": request.most_by}.get(first, "temperature")
         place = f"manyhands.{first}" if first in chosen else place
         raise InvalidField(str(error), param=place, hint=error.hint) from error
+
+
+def _place_of(error: Exception, name: str, wanted: Mapping[str, Any], settings: Settings) -> str:
+    """The place at which the request has what is wrong in the setting `name`, or in one within it."""
+    inner = str(error).partition(" ")[0]
+    if f"{name}.{inner}" not in choosable(settings):
+        return f"manyhands.{name}"
+    return f"manyhands.{inner}" if inner in wanted else f"manyhands.{name}.{inner}"
 
 
 def _by_field(settings: Settings, wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -562,7 +574,7 @@ def _over(known: Any, value: Any) -> Any:
 
 
 @contextmanager
-def _about(param: str) -> Iterator[None]:
+def about(param: str) -> Iterator[None]:
     """A mistake inside is a mistake of this field of the request."""
     try:
         yield

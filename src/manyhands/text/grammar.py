@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from manyhands.errors import InvalidRequest, install_hint
+from manyhands.errors import InvalidRequest, install_hint, no_thread
 from manyhands.sandbox import Failed, Limits, Sandbox
 from manyhands.text.tokens import Text
 
@@ -65,7 +65,7 @@ class Grammar:
             raise InvalidRequest(
                 f"the {self._name} cannot be followed: reading it {outcome.why}",
                 hint="make it shorter",
-            )
+            ) from no_thread(outcome.why)
         if outcome.value is not None:
             raise InvalidRequest(outcome.value)
 

@@ -1,0 +1,130 @@
+"""Each mistake in a request is told with its field: `param` of OpenAI's errors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import httpx2
+import pytest
+from transformers import AutoTokenizer
+
+from manyhands import bundled
+from manyhands.errors import ContextTooLong
+from manyhands.schema.openai import CHAT, PLAIN
+from manyhands.server.asked import Served, understand, understand_run
+from manyhands.server.failures import Refusal, failure_of
+from manyhands.server.shapes import PROMPTS, RESPONSES, RUNS
+from manyhands.text import Text
+from tests.server.house import NAME, Model, make_house, running
+
+ASK = [{"role": "user", "content": "3+4"}]
+SYSTEM = [{"role": "system", "content": "Be brief."}, *ASK]
+TEAM = f"{NAME}:hogwild-2"
+LONG = "1 " * 5000
+
+
+@pytest.fixture(scope="module")
+def served() -> Served:
+    """The bundled model's words: its chat template has no place for a system message."""
+    return Served(NAME, Text(AutoTokenizer.from_pretrained(bundled.path())), context=2048)
+
+
+def refusal(url: str, body: dict[str, Any], served: Served) -> Refusal:
+    """The answer to a request that cannot be met."""
+    try:
+        asked = understand_run(body, served) if url == RUNS else understand(url, body, served)
+        asked.with_strategies(served, "anna")
+    except Exception as error:
+        return failure_of(error, PROMPTS.get(url))
+    raise AssertionError("it can be met")
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "param"),
+    [
+        (CHAT, {"messages": SYSTEM}, "messages"),
+        (CHAT, {"messages": SYSTEM, "model": TEAM}, "messages"),
+        (CHAT, {"messages": SYSTEM, "manyhands": {"method": "sequential"}}, "messages"),
+        (RESPONSES, {"input": SYSTEM, "model": TEAM}, "input"),
+        (RESPONSES, {"input": "3+4", "instructions": "Be brief.", "model": TEAM}, "instructions"),
+        (CHAT, {"messages": [{"role": "user", "content": LONG}]}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": LONG}], "model": TEAM}, "messages"),
+        (PLAIN, {"prompt": LONG}, "prompt"),
+        (PLAIN, {"prompt": ["3+4", [1] * 3000]}, "prompt"),
+        (RESPONSES, {"input": LONG}, "input"),
+        (RUNS, {"problem": LONG}, "problem"),
+    ],
+)
+def test_a_prompt_that_cannot_be_is_named(
+    url: str, body: dict[str, Any], param: str, served: Served
+) -> None:
+    found = refusal(url, body, served)
+    assert (found.status, found.error["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"temperature": 999}, "temperature"),
+        ({"choice": {"temperature": 999}}, "choice.temperature"),
+        ({"choice.temperature": 999}, "choice.temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"end": {"reply_tokens": -1}}, "end.reply_tokens"),
+        ({"reply_tokens": "few"}, "reply_tokens"),
+        ({"end": {"none": 1}}, "end"),
+        ({"end": 3}, "end"),
+        ({"workers": 999}, "workers"),
+        ({"workers": 256}, "workers"),  # more tokens than a request may write
+        ({"budget": 10**7}, "budget"),
+    ],
+)
+def test_a_setting_is_named_as_the_request_names_it(
+    options: dict[str, Any], param: str, served: Served
+) -> None:
+    chat = {"messages": ASK, "manyhands": {"method": "hogwild", **options}}
+    assert refusal(CHAT, chat, served).error["param"] == f"manyhands.{param}"
+    assert refusal(RUNS, {"problem": "3+4", **options}, served).error["param"] == param
+
+
+def test_a_bound_of_all_passes_bounds_what_a_request_may_write(served: Served) -> None:
+    asked = {"messages": ASK, "model": f"{NAME}:hogwild-200"}
+    assert refusal(CHAT, {**asked, "max_tokens": 10**6}, served).error["param"] == "max_tokens"
+    assert understand(CHAT, {**asked, "max_tokens": 100}, served).spec is not None
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"model": TEAM}, "model"),
+        ({"manyhands": {"method": "hogwild"}}, "manyhands.method"),
+        ({"manyhands": {"profile": "npr"}}, "manyhands.method"),
+    ],
+)
+def test_a_method_that_a_network_does_not_bear_is_named(
+    asked: dict[str, Any], param: str, served: Served
+) -> None:
+    forking = replace(served, only_forks=True)
+    found = refusal(CHAT, {"messages": ASK, **asked}, forking)
+    assert "one state of a text" in str(found.error["message"])
+    assert found.error["param"] == param
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_only_its_tokens_show_to_be_too_long_is_named(stream: bool) -> None:
+    """It is refused when its run begins, or when the view has grown beyond what the model reaches."""
+
+    def fails(number: int) -> None:
+        raise ContextTooLong("a view would reach position 2048")
+
+    with running(make_house(Model(fails=fails))) as house:
+        for path, body in (
+            (CHAT, {"messages": ASK}),
+            (CHAT, {"messages": ASK, "model": TEAM}),
+            (PLAIN, {"prompt": "3+4"}),
+            (RESPONSES, {"input": "3+4"}),
+        ):
+            given = {**body, "stream": stream}
+            error = httpx2.post(f"{house.url}{path}", json=given, timeout=20).json()["error"]
+            assert error["code"] == "context_length_exceeded"
+            assert str(error["param"]) in body
