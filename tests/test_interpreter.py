@@ -60,7 +60,7 @@ def test_operators(one: torch.dtype, other: torch.dtype, number: float) -> None:
         assert torch.equal(out, wanted), (out - wanted).reshape(-1, 4)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _bits(a, b, out):  # type: ignore[no-untyped-def]
     """The sum of two single bits, of eight of each."""
     at = tl.arange(0, 8)
