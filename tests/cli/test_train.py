@@ -23,8 +23,9 @@ from manyhands.prompts import model_prompts
 from manyhands.replay.gradients import Learned
 from manyhands.replay.lessons import Batch
 from manyhands.replay.train import Training
-from tests.cli.conftest import DONE, MANYHANDS, Cli
+from tests.cli.conftest import DONE, Cli
 from tests.text.small_tokenizers import byte_level
+from tests.warm import COMMAND, Warm, run
 
 RECIPE = """
 [model]
@@ -211,13 +212,12 @@ def test_interrupted_it_leaves_a_checkpoint(
     recipe: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     out = tmp_path / "made"
-    command = [*MANYHANDS, "train", str(recipe), "--out", str(out)]
+    command = [*COMMAND, "train", str(recipe), "--out", str(out)]
     more = str((os.cpu_count() or 1) + 1)  # than there are cores, which torch warns of
     command += ["--device", "cpu", "--steps", "100000", "--processes", more]
-    with subprocess.Popen(
+    with Warm(
         command,
         stderr=subprocess.PIPE,
-        text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         start_new_session=True,
     ) as process:
@@ -253,14 +253,13 @@ def failing(self, parts):
 Training._learn = failing
 main()
 """
-    words = ["train", str(recipe), "--out", str(tmp_path / "made"), "--device", "cpu"]
-    done = subprocess.run(
-        [sys.executable, "-c", program, *words, "--steps", "1000", "--processes", "2"],
-        stderr=subprocess.PIPE,
-        text=True,
+    (tmp_path / "failing.py").write_text(program)
+    words = ["failing", "train", str(recipe), "--out", str(tmp_path / "made"), "--device", "cpu"]
+    done = run(
+        [sys.executable, "-m", *words, "--steps", "1000", "--processes", "2"],
+        cwd=tmp_path,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         timeout=120,
-        check=False,
     )
     assert done.returncode == 1
     assert done.stderr.endswith("RuntimeError: the device is lost\n")
