@@ -103,7 +103,7 @@ INTEGERS = ("int32", "int64")
 PLAIN = (*INTEGERS, "int8", "int16", "uint8", "fp16", "fp32")  # NumPy has them
 
 
-def _quick_operator(work: Any, operation: Any, is_reversed: bool) -> Callable[[Any, Any], Any]:
+def _quick_operator(work: Any, operation: Any, is_reversed: bool) -> Callable[..., Any]:
     """An operator of tensors by NumPy's alone, for two sides of one kind, a number beside one, and steps of pointers.
 
     Types and numbers are remembered where Triton's own code, which is asked first, gives the same array to the bit.
@@ -124,7 +124,7 @@ def _quick_operator(work: Any, operation: Any, is_reversed: bool) -> Callable[[A
     def fits(number: Any) -> bool:
         return number.__class__ is int and -(2**31) <= number < 2**31
 
-    def operator(self: Any, other: Any) -> Any:
+    def operator(self: Any, other: Any, _semantic: object = None) -> Any:
         if other.__class__ is tensor:
             key: Any = id(self.dtype), id(self.shape), id(other.dtype), id(other.shape)
             right = other.handle.data
@@ -178,14 +178,14 @@ def _quick_operator(work: Any, operation: Any, is_reversed: bool) -> Callable[[A
     return operator
 
 
-def _quick_index(work: Any) -> Callable[[Any, Any], Any]:
+def _quick_index(work: Any) -> Callable[..., Any]:
     """New dims of a block by one view of its array."""
     semantic = interpreter.interpreter_semantic
     tensor, make_handle = core.tensor, interpreter.TensorHandle
     known: dict[tuple[Any, ...], tuple[Any, Any]] = {}
     whole = slice(None)
 
-    def index(self: Any, slices: Any) -> Any:
+    def index(self: Any, slices: Any, _semantic: object = None) -> Any:
         if slices.__class__ is not tuple or not all(
             each is None or (each.__class__ is slice and each == whole) for each in slices
         ):
@@ -209,7 +209,14 @@ def _quick_load(work: Any) -> Callable[..., Any]:
     read = interpreter._interpreter.load
     known: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
-    def load(pointer: Any, mask: Any = None, other: Any = None, *more: Any, **how: Any) -> Any:
+    def load(
+        pointer: Any,
+        mask: Any = None,
+        other: Any = None,
+        *more: Any,
+        _semantic: object = None,
+        **how: Any,
+    ) -> Any:
         is_number = other is None or other.__class__ in (int, float)
         if more or not is_number or not (mask is None or mask.__class__ is tensor):
             return work(pointer, mask, other, *more, **how, _semantic=semantic)
@@ -244,12 +251,12 @@ def _quick_load(work: Any) -> Callable[..., Any]:
     return load
 
 
-def _quick_arange(work: Any) -> Callable[[Any, Any], Any]:
+def _quick_arange(work: Any) -> Callable[..., Any]:
     """Integers in a row, which are made once."""
     semantic = interpreter.interpreter_semantic
     known: dict[tuple[int, int], Any] = {}
 
-    def arange(start: Any, end: Any) -> Any:
+    def arange(start: Any, end: Any, _semantic: object = None) -> Any:
         key = core._unwrap_if_constexpr(start), core._unwrap_if_constexpr(end)
         found = known.get(key)
         if found is None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import io
 import os
 import runpy
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from multiprocessing import forkserver, get_context, reduction, set_start_method
 from threading import Thread
@@ -54,6 +55,7 @@ def _run(
     environment: Mapping[str, str],
     leads: bool,
     streams: Sequence[int | None],
+    first: Callable[[], object] | None,
 ) -> None:
     """In the copy: what `python -m WORDS` does."""
     set_start_method(None, force=True)  # of its own processes, the usual one again
@@ -66,11 +68,13 @@ def _run(
         elif stream is not None:
             os.dup2(stream, number)
             os.close(stream)
-            _open(number)
+            _open(number, bool(environment.get("PYTHONUNBUFFERED")))
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if first is not None:
+        first()
     sys.path[:0] = [cwd, *environment.get("PYTHONPATH", "").split(os.pathsep)]
     sys.argv[:] = words
     code: Any = None
@@ -82,16 +86,20 @@ def _run(
     sys.exit(code)
 
 
-def _open(number: int) -> None:
+def _open(number: int, is_unbuffered: bool) -> None:
     """As Python opens its three streams."""
-    is_at_once = number == 2 or os.isatty(number)
-    stream = os.fdopen(
-        number,
-        "w" if number else "r",
-        buffering=1 if is_at_once else -1,
+    is_unbuffered = is_unbuffered and number > 0
+    stream = io.TextIOWrapper(
+        os.fdopen(
+            number,
+            "wb" if number else "rb",
+            buffering=0 if is_unbuffered else -1,
+            closefd=False,
+        ),
         encoding="utf-8",
         errors="backslashreplace" if number == 2 else "strict",
-        closefd=False,
+        line_buffering=number == 2 or os.isatty(number),
+        write_through=is_unbuffered,
     )
     setattr(sys, _NAMES[number], stream)
     setattr(sys, f"__{_NAMES[number]}__", stream)
@@ -100,7 +108,7 @@ def _open(number: int) -> None:
 class Warm:
     """As much of `subprocess.Popen` as a test needs of it, for `python -m MODULE`; not for one with processes of its own.
 
-    A stream is that of the process that is copied, an open file's number, a pipe or closed; what is written is text.
+    A stream is that of the process that is copied, an open file's number, a pipe or closed; what is written is text. `first` is called in the copy before the module begins.
     """
 
     def __init__(
@@ -113,10 +121,12 @@ class Warm:
         stdin: int | None = None,
         stdout: int | None = None,
         stderr: int | None = None,
+        first: Callable[[], object] | None = None,
     ) -> None:
         python, option, *words = command
         assert (python, option) == (sys.executable, "-m"), command
         self._are_awaited = False
+        self._left: tuple[str, str] | None = None
         self.stdout: IO[str] | None = None
         self.stderr: IO[str] | None = None
         streams, ours = [stdin, stdout, stderr], list[int]()
@@ -128,7 +138,7 @@ class Warm:
                 ours.append(write)
         sent: list[Any] = [each if each in (None, CLOSED) else _Stream(each) for each in streams]
         environment = dict(os.environ if env is None else env)
-        given = (words, os.path.abspath(cwd), environment, start_new_session, sent)
+        given = (words, os.path.abspath(cwd), environment, start_new_session, sent, first)
         self._process = _context().Process(target=_run, args=given)
         self._process.start()
         for each in ours:
@@ -166,7 +176,9 @@ class Warm:
         self.send_signal(signal.SIGKILL)
 
     def communicate(self, timeout: float = 60.0) -> tuple[str, str]:
-        """What is left of both pipes, and the process has ended."""
+        """What is left of both pipes, and the process has ended; the same when it is asked again."""
+        if self._left is not None:
+            return self._left
         streams = [stream for stream in (self.stdout, self.stderr) if stream is not None]
         said: dict[IO[str], str] = {}
         readers = [Thread(target=lambda of=each: said.update({of: of.read()})) for each in streams]
@@ -183,7 +195,8 @@ class Warm:
         out, err = (said.get(stream, "") if stream else "" for stream in (self.stdout, self.stderr))
         for stream in streams:
             stream.close()
-        return out, err
+        self._left = out, err
+        return self._left
 
 
 def run(

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from manyhands.prompts import model_prompts
 from manyhands.replay.gradients import Learned
 from manyhands.replay.lessons import Batch
 from manyhands.replay.train import Training
-from tests.cli.conftest import DONE, Cli
+from tests.cli.conftest import DONE, Cli, run_cli
 from tests.text.small_tokenizers import byte_level
 from tests.warm import COMMAND, Warm, run
 
@@ -52,16 +53,24 @@ log_every = 1
 """
 
 
-@pytest.fixture
-def recipe(tmp_path: Path, cli: Cli, model: Path) -> Path:
-    """A tiny network that learns from a run recorded with another."""
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """A folder with a tokenizer, and a run recorded with another network."""
+    folder = tmp_path_factory.mktemp("recorded")
     with quiet():
-        byte_level().save_pretrained(tmp_path / "tokenizer")
-    run = tmp_path / "runs" / "one.jsonl"
-    run.parent.mkdir()
+        byte_level().save_pretrained(folder / "tokenizer")
+    (folder / "runs").mkdir()
     short = ("--budget", 8, "--reply-tokens", 3, "--finisher-tokens", 2, "--quiet")
-    solved = cli("solve", "2 + 3", "--model", model, *short, "--transcript", run)
+    run = folder / "runs" / "one.jsonl"
+    solved = run_cli("solve", "2 + 3", "--model", model, *short, "--transcript", run)
     assert solved.exit_code in DONE
+    return folder
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, recorded: Path) -> Path:
+    """A tiny network that learns from a run recorded with another."""
+    shutil.copytree(recorded, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "recipe.toml"
     path.write_text(RECIPE + '[traces]\nfiles = ["runs/*.jsonl"]\n' + TRAINING)
     return path
