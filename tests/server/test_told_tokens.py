@@ -87,9 +87,7 @@ def random_completion(rng: random.Random, text: Text, url: str) -> Written:
 
 @pytest.mark.parametrize("url", [CHAT, PLAIN])
 @pytest.mark.parametrize("kind", TEXTS)
-def test_pieces_tell_what_the_whole_tells(
-    kind: str, url: str, pytestconfig: pytest.Config
-) -> None:
+def test_pieces_tell_what_the_whole_tells(kind: str, url: str, pytestconfig: pytest.Config) -> None:
     for seed in range(2000 if pytestconfig.getoption("--every-case") else 1000):
         found = random_completion(random.Random(seed), TEXTS[kind], url)
         told = [piece["logprobs"] for piece in found.pieces if piece["logprobs"] is not None]
