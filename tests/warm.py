@@ -176,7 +176,7 @@ class Warm:
         self.send_signal(signal.SIGKILL)
 
     def communicate(self, timeout: float = 60.0) -> tuple[str, str]:
-        """What is left of both pipes, and the process has ended; the same when it is asked again."""
+        """The rest of both pipes, when the process has ended; the same when it is asked again."""
         if self._left is not None:
             return self._left
         streams = [stream for stream in (self.stdout, self.stderr) if stream is not None]

@@ -70,7 +70,7 @@ def bundled(model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run_cli(*args: object, input: str | bytes | None = None) -> Result:
-    """What `manyhands ARGS` gives, with `input` coming in through a pipe."""
+    """Run `manyhands ARGS`, with `input` coming in through a pipe."""
     with pytest.MonkeyPatch.context() as kept:
         # A process of its own would keep these objects to its end; what tests have imported is kept already.
         kept.setattr(gc, "freeze", lambda: None)
