@@ -239,12 +239,12 @@ def test_a_layer_in_one_is_the_layer_in_two(kind: str, form: Form | None) -> Non
     for run in (backend.run_layer, partial(Backend.run_layer, backend)):
         product = Layers(backend, [(shape, rope, call)], device=DEVICE, eight_bits=True)
         generator.manual_seed(6)
-        blocks, own = [Block(), Block()], [Block() for _ in range(3)]
+        blocks, own = [Block(), Block()], [Block() for _ in range(2)]
         steps = [
             Step(
                 [
                     Row(View([block]), (1,) * size)
-                    for block, size in zip(blocks, (9, 3), strict=True)
+                    for block, size in zip(blocks, (5, 2), strict=True)
                 ]
             ),
             Step([Row(View([*blocks, block]), (2,) * 2) for block in own]),

@@ -69,20 +69,21 @@ def bundled(model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return model
 
 
+def run_cli(*args: object, input: str | bytes | None = None) -> Result:
+    """Run `manyhands ARGS`, with `input` coming in through a pipe."""
+    with pytest.MonkeyPatch.context() as kept:
+        # A process of its own would keep these objects to its end; what tests have imported is kept already.
+        kept.setattr(gc, "freeze", lambda: None)
+        result = CliRunner().invoke(app, [str(arg) for arg in args], input=input)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result
+    assert "Traceback" not in result.output
+    return result
+
+
 @pytest.fixture
 def cli() -> Cli:
     """Run `manyhands ARGS`, with `input` coming in through a pipe."""
-
-    def run(*args: object, input: str | bytes | None = None) -> Result:
-        with pytest.MonkeyPatch.context() as kept:
-            # A process of its own would keep these objects to its end; what tests have imported is kept already.
-            kept.setattr(gc, "freeze", lambda: None)
-            result = CliRunner().invoke(app, [str(arg) for arg in args], input=input)
-        assert result.exception is None or isinstance(result.exception, SystemExit), result
-        assert "Traceback" not in result.output
-        return result
-
-    return run
+    return run_cli
 
 
 @pytest.fixture

@@ -22,7 +22,8 @@ from manyhands.cli.batch_files import Output, read_input
 from manyhands.cli.batch_lines import error_line
 from manyhands.errors import InvalidRequest
 from manyhands.strategies.requests import Defaults
-from tests.cli.conftest import MANYHANDS, Cli
+from tests.cli.conftest import Cli
+from tests.warm import COMMAND, Warm
 
 DOCUMENT = "A long text that everybody asks about. " * 4
 DEFAULTS = Defaults("model")
@@ -440,14 +441,13 @@ def test_a_disk_that_fills_in_the_middle(
 # -- killed, and interrupted -----------------------------------------------------------------------
 
 
-def start(given: Path, answers: Path, model: Path) -> subprocess.Popen[str]:
+def start(given: Path, answers: Path, model: Path) -> Warm:
     """A process that has answered some requests, and has more to do."""
     options = ["--model", str(model), "--memory-tokens", "4096", "--concurrency", "2"]
-    process = subprocess.Popen(
-        [*MANYHANDS, "batch", str(given), str(answers), *options],
+    process = Warm(
+        [*COMMAND, "batch", str(given), str(answers), *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     end = time.monotonic() + 90

@@ -26,6 +26,7 @@ from manyhands.cli import guard
 from manyhands.errors import OutOfMemory
 from manyhands.replay.trace import read_trace
 from tests.cli.conftest import MANYHANDS
+from tests.warm import CLOSED, COMMAND, Warm, run
 
 HEAVY = ("torch", "transformers", "numpy", "jinja2", "openai", "pyarrow", "matplotlib")
 LOADING = HEAVY[:2]
@@ -223,12 +224,9 @@ def test_nothing_is_said_into_a_closed_output(words: str) -> None:
 
 
 def test_a_reply_into_a_closed_output_is_lost_and_said_so(model: Path) -> None:
-    words = [*MANYHANDS, "solve", "1 + 2", "--model", str(model), "--budget", "3", "--quiet"]
+    words = [*COMMAND, "solve", "1 + 2", "--model", str(model), "--budget", "3", "--quiet"]
     words += ["--reply-tokens", "3", "--finisher-tokens", "2"]
-    command = " ".join(f"'{word}'" for word in words)
-    process = subprocess.run(
-        ["sh", "-c", f"{command} >&-"], stderr=subprocess.PIPE, text=True, timeout=60
-    )
+    process = run(words, stdout=CLOSED)
     assert process.returncode == 8
     assert process.stderr.startswith("error: the output could not be written: it is closed")
 
@@ -277,7 +275,7 @@ def test_a_terminal_without_our_letters(model: Path) -> None:
 
 def solve_for_long(model: Path) -> list[str]:
     options = ("--budget", "2000", "--temperature", "1", "--check-every", "0")
-    return [*MANYHANDS, "solve", "1 + 2", "--model", str(model), *options]
+    return [*COMMAND, "solve", "1 + 2", "--model", str(model), *options]
 
 
 def _wait_for(path: Path, num_lines: int) -> None:
@@ -289,11 +287,10 @@ def _wait_for(path: Path, num_lines: int) -> None:
 
 def test_ctrl_c_ends_cleanly(model: Path, tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
-    process = subprocess.Popen(
+    process = Warm(
         [*solve_for_long(model), "--json", "--transcript", str(trace)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
     )
     _wait_for(trace, 40)
     process.send_signal(signal.SIGINT)
@@ -315,7 +312,7 @@ def test_a_terminal(model: Path) -> None:
     """A real one, 80 cells wide: columns while it runs, Ctrl-C, all that was written."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    process = subprocess.Popen(
+    process = Warm(
         solve_for_long(model),
         stdin=theirs,
         stdout=theirs,

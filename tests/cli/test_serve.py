@@ -30,6 +30,7 @@ from manyhands.server.asked import understand
 from manyhands.server.limits import Limits
 from manyhands.server.process import Place, listening
 from tests.strategies.driver import small_text
+from tests.warm import COMMAND, Warm
 
 KEY = "a-key-of-some-length"
 ROOT = Path(__file__).parents[2]
@@ -135,17 +136,8 @@ def test_a_models_own_sampling_is_what_a_request_means_that_says_nothing(
 @pytest.mark.skipif(sys.platform == "win32", reason="the signal is one of Unix")
 def test_the_bundled_model_is_served() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", KEY_VARIABLE: KEY}
-    command = [
-        sys.executable,
-        "-m",
-        "manyhands",
-        "serve",
-        "--port",
-        "0",
-        "--memory-tokens",
-        "16384",
-    ]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as child:
+    command = [*COMMAND, "serve", "--port", "0", "--memory-tokens", "16384"]
+    with Warm(command, stderr=subprocess.PIPE, env=environment) as child:
         try:
             assert child.stderr is not None
             url = next(line for line in child.stderr if "serving at" in line).split()[-1]

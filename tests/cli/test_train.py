@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,8 +24,9 @@ from manyhands.prompts import model_prompts
 from manyhands.replay.gradients import Learned
 from manyhands.replay.lessons import Batch
 from manyhands.replay.train import Training
-from tests.cli.conftest import DONE, MANYHANDS, Cli
+from tests.cli.conftest import DONE, Cli, run_cli
 from tests.text.small_tokenizers import byte_level
+from tests.warm import COMMAND, Warm, run
 
 RECIPE = """
 [model]
@@ -51,16 +53,24 @@ log_every = 1
 """
 
 
-@pytest.fixture
-def recipe(tmp_path: Path, cli: Cli, model: Path) -> Path:
-    """A tiny network that learns from a run recorded with another."""
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """A folder with a tokenizer, and a run recorded with another network."""
+    folder = tmp_path_factory.mktemp("recorded")
     with quiet():
-        byte_level().save_pretrained(tmp_path / "tokenizer")
-    run = tmp_path / "runs" / "one.jsonl"
-    run.parent.mkdir()
+        byte_level().save_pretrained(folder / "tokenizer")
+    (folder / "runs").mkdir()
     short = ("--budget", 8, "--reply-tokens", 3, "--finisher-tokens", 2, "--quiet")
-    solved = cli("solve", "2 + 3", "--model", model, *short, "--transcript", run)
+    run = folder / "runs" / "one.jsonl"
+    solved = run_cli("solve", "2 + 3", "--model", model, *short, "--transcript", run)
     assert solved.exit_code in DONE
+    return folder
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, recorded: Path) -> Path:
+    """A tiny network that learns from a run recorded with another."""
+    shutil.copytree(recorded, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "recipe.toml"
     path.write_text(RECIPE + '[traces]\nfiles = ["runs/*.jsonl"]\n' + TRAINING)
     return path
@@ -211,13 +221,12 @@ def test_interrupted_it_leaves_a_checkpoint(
     recipe: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     out = tmp_path / "made"
-    command = [*MANYHANDS, "train", str(recipe), "--out", str(out)]
+    command = [*COMMAND, "train", str(recipe), "--out", str(out)]
     more = str((os.cpu_count() or 1) + 1)  # than there are cores, which torch warns of
     command += ["--device", "cpu", "--steps", "100000", "--processes", more]
-    with subprocess.Popen(
+    with Warm(
         command,
         stderr=subprocess.PIPE,
-        text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         start_new_session=True,
     ) as process:
@@ -253,14 +262,13 @@ def failing(self, parts):
 Training._learn = failing
 main()
 """
-    words = ["train", str(recipe), "--out", str(tmp_path / "made"), "--device", "cpu"]
-    done = subprocess.run(
-        [sys.executable, "-c", program, *words, "--steps", "1000", "--processes", "2"],
-        stderr=subprocess.PIPE,
-        text=True,
+    (tmp_path / "failing.py").write_text(program)
+    words = ["failing", "train", str(recipe), "--out", str(tmp_path / "made"), "--device", "cpu"]
+    done = run(
+        [sys.executable, "-m", *words, "--steps", "1000", "--processes", "2"],
+        cwd=tmp_path,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         timeout=120,
-        check=False,
     )
     assert done.returncode == 1
     assert done.stderr.endswith("RuntimeError: the device is lost\n")

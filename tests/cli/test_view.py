@@ -19,8 +19,9 @@ from manyhands.cli.view import view
 from manyhands.replay.trace import read_trace
 from manyhands.server.page import document
 from manyhands.server.view import records_of
-from tests.cli.conftest import MANYHANDS, Cli
+from tests.cli.conftest import Cli
 from tests.server.scripted_runs import team_run
+from tests.warm import COMMAND, Warm, run
 
 
 @pytest.fixture
@@ -68,8 +69,8 @@ def test_view_serves_the_run_as_far_as_it_is(saved: Path) -> None:
     """On the loopback, to names of the loopback, until Ctrl-C; a second one on its port is told why not."""
     whole = saved.read_text(encoding="utf-8")
     saved.write_text(whole[: len(whole) // 2], encoding="utf-8")
-    command = [*MANYHANDS, "view", str(saved), "--no-browser"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    command = [*COMMAND, "view", str(saved), "--no-browser"]
+    with Warm(command, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
             (address,) = re.findall(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
@@ -90,7 +91,7 @@ def test_view_serves_the_run_as_far_as_it_is(saved: Path) -> None:
                     answer = HTTPResponse(client)
                     answer.begin()
                     assert answer.status == status
-            other = subprocess.run([*command, "--port", port], capture_output=True, text=True)
+            other = run([*command, "--port", port])
             assert other.returncode == 2
             assert f"port {port} at 127.0.0.1 cannot be taken" in other.stderr
         finally:

@@ -191,6 +191,7 @@ def test_experts_of_few_and_of_many_tokens(tokens: int) -> None:
     assert _far(_run(stack, x, (index + 1) % SIZES[0], shares), expected) > 10 * STEP
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("tiles", [*TILES, *RINGS], ids=str)
 @pytest.mark.parametrize(("tokens", "eights"), [(3, 1), (12, 2), (12, 1), (30, 4)])
 def test_every_tile_gives_the_same(tiles: own.Tiles, tokens: int, eights: int) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import IO, Any
+from typing import Any
 from unittest.mock import Mock
 
 import httpx2
@@ -23,25 +23,26 @@ import pytest
 
 from manyhands.server import process as of_process
 from tests.server.house import NAME, soon
+from tests.warm import Warm, run
 
 if sys.platform != "win32":
     import resource
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are those of Unix")
+HOUSE = [sys.executable, "-m", "tests.server.house"]
 ASK = {"model": NAME, "messages": [{"role": "user", "content": "a"}]}
 
 
 @contextmanager
 def process(
-    *arguments: str, log: int | IO[str] = subprocess.PIPE, first: Callable[[], object] | None = None
-) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    *arguments: str, log: int = subprocess.PIPE, first: Callable[[], object] | None = None
+) -> Iterator[tuple[Warm, str]]:
     """A server in a process of its own, and its address. `first` is called there before it begins."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", "tests.server.house", *arguments],
+    child = Warm(
+        [*HOUSE, *arguments],
         stdout=subprocess.PIPE,
         stderr=log,
-        text=True,
-        preexec_fn=first,
+        first=first,
         # Unbuffered: what is left in a stream at the end is the command line's to guard, which is not here.
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
     )
@@ -55,7 +56,7 @@ def process(
         child.communicate()
 
 
-def ended(child: subprocess.Popen[str]) -> tuple[int, str]:
+def ended(child: Warm) -> tuple[int | None, str]:
     _, told = child.communicate(timeout=30)
     return child.returncode, told
 
@@ -67,9 +68,7 @@ def post(url: str, **more: Any) -> httpx2.Response:
 def test_signals_ports_and_logs() -> None:
     with process("0", "0.5") as (child, url), ThreadPoolExecutor(2) as pool:
         port = url.rsplit(":", 1)[1]
-        second = subprocess.run(
-            [sys.executable, "-m", "tests.server.house", port], capture_output=True, text=True
-        )
+        second = run([*HOUSE, port])
         assert second.returncode != 0
         assert f"port {port} at 127.0.0.1 cannot be taken" in second.stderr
         long = pool.submit(post, url, max_tokens=1900)
@@ -181,7 +180,7 @@ def test_few_files_are_told_once_and_cost_no_log() -> None:
 
 
 def test_a_log_on_a_full_disk_disturbs_nobody() -> None:
-    with open("/dev/full", "w") as full, process("0", log=full) as (child, url):
+    with open("/dev/full", "w") as full, process("0", log=full.fileno()) as (child, url):
         assert post(url, max_tokens=2).status_code == 200
         child.send_signal(signal.SIGTERM)
         assert child.wait(30) == 0
