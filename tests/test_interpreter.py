@@ -17,6 +17,7 @@ from tests.interpreter import OPERATORS
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="kernels are compiled where a GPU is"
 )
+IS_NEW = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
 KINDS = [torch.int32, torch.int64, torch.float32]
 
 
@@ -67,10 +68,10 @@ def _bits(a, b, out):  # type: ignore[no-untyped-def]
     tl.store(out + at, ((tl.load(a + at) > 0) + (tl.load(b + at) > 0)).to(tl.int32))
 
 
-def test_a_sum_of_single_bits_has_one() -> None:
-    """NumPy's has none that is carried, which the first sum does not show."""
+def test_a_sum_of_single_bits_is_tritons() -> None:
+    """NumPy's has no bit that is carried, nor has Triton's before 3.9; the first sum does not show it."""
     one, none, out = torch.ones(8), torch.zeros(8), torch.full((8,), 9, dtype=torch.int32)
-    for a, b, wanted in ((one, none, 1), (one, one, 0)):
+    for a, b, wanted in ((one, none, 1), (one, one, 0 if IS_NEW else 1)):
         _bits[(1,)](a, b, out)
         assert out.eq(wanted).all()
 
@@ -89,7 +90,7 @@ def test_functions_of_the_language_call_each_other() -> None:
 
 def test_zeros_of_both_signs_are_two_numbers() -> None:
     out = torch.zeros(40)
-    for number, sign in ((0.0, 1.0), (-0.0, -1.0)):
+    for number, sign in ((0.0, 1.0), (-0.0, -1.0 if IS_NEW else 1.0)):  # before 3.9 one constant
         _operators[(1,)](torch.ones(4), torch.ones(4), out, NUMBER=number)
         assert out[20:24].sign().eq(0).all()
         assert torch.copysign(torch.ones(4), out[20:24]).eq(sign).all()

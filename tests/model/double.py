@@ -6,7 +6,8 @@ float64. Inside this mode every such cast, and every tensor made as float32, is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,9 +17,23 @@ from torch.overrides import TorchFunctionMode
 class DoublePrecision(TorchFunctionMode):
     """Within it, whoever asks for float32 gets float64."""
 
+    is_left = False
+
+    @classmethod
+    @contextmanager
+    def left(cls) -> Iterator[None]:
+        """Meanwhile float32 is float32 again."""
+        cls.is_left = True
+        try:
+            yield
+        finally:
+            cls.is_left = False
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        if self.is_left:
+            return func(*args, **(kwargs or {}))
         func = torch.Tensor.double if func is torch.Tensor.float else func
         # Most calls name no type, and there are half a million: these are passed on as they came.
         for value in args:

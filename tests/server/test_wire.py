@@ -370,7 +370,7 @@ def test_tokens_there_and_back(house: House) -> None:
         ({"manyhands": {"method": "hogwild", "workers": 2.5}}, "manyhands.workers"),
         ({"manyhands": {"method": "hogwild", "workers": True}}, "manyhands.workers"),
         ({"manyhands": {"method": "hogwild", "workers": 999}}, "manyhands.workers"),
-        ({"manyhands": {"method": "hogwild", "budget": 10**9}}, "max_tokens"),
+        ({"manyhands": {"method": "hogwild", "budget": 10**9}}, "manyhands.budget"),
         ({"manyhands": {"method": "hogwild", "away": []}}, "manyhands.away"),
     ],
 )
