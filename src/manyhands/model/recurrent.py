@@ -142,7 +142,7 @@ class _ByRow:
     def __init__(self, forward: Any) -> None:
         self._forward = forward
         names = inspect.signature(forward).parameters
-        self._cache = next(name for name in _CACHES if name in names)
+        self._cache = next((name for name in _CACHES if name in names), _CACHES[-1])
 
     def __call__(
         self,
