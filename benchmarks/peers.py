@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import AutoConfig, DynamicCache, StaticCache
 
@@ -41,6 +42,9 @@ COMPILED = ((0, 1), (0, 4), (1, 1))  # (which history, batch): what there is tim
 _PASSES, _WARM_UP = 8, 3
 _TOKEN = 5
 _SECONDS_TO_LOAD, _SECONDS_TO_COMPILE = 25, 80
+# The name that a network gives its cache.
+_HAS_NEW_NAME = tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 24)
+_CACHE = "cache" if _HAS_NEW_NAME else "past_key_values"
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +124,7 @@ def _gate(model: Any, at: Probe) -> Checked:
         k = rotate(k, torch.arange(at.history, device=k.device), rope)
         cache.update(k.transpose(0, 1)[None], v.transpose(0, 1)[None], layer)
     token = torch.tensor([[_TOKEN]], device=at.numbers.device)
-    out = model(input_ids=token, past_key_values=cache, use_cache=True)
+    out = model(input_ids=token, use_cache=True, **{_CACHE: cache})
     logits = out.logits[:, -1].float().cpu()
     return compare(at.logits, logits, at.numbers.dtype, len(at.ropes))
 
@@ -178,7 +182,7 @@ def _passes(
     for index in range(_WARM_UP + _PASSES):
         began = time.perf_counter()
         position = torch.full((batch, 1), tokens + index, device=device)
-        out = step(input_ids=ids, position_ids=position, past_key_values=cache, use_cache=True)
+        out = step(input_ids=ids, position_ids=position, use_cache=True, **{_CACHE: cache})
         ids = out.logits[:, -1:].argmax(-1).clone()
         ids[0, 0].item()
         times.append(time.perf_counter() - began)
