@@ -112,7 +112,7 @@ def _answer(
     notes: Notes,
     stop: StopRequest,
 ) -> tuple[Usage, float]:
-    """Answer until nothing is left, or the user has had enough. What was computed, and in how many seconds.
+    """The usage and the seconds of answering until nothing is left, or the user has had enough.
 
     Until the model is loaded, and replicas have begun, nothing is under way that could be finished: an interrupt ends that at once.
     """
