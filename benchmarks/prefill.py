@@ -6,7 +6,7 @@ The attention is that of `attention.py` (its gate, its limit, its stopwatch). A 
 meets it: from its submission to its first token, nothing shared and nothing found. Beside it stands a floor: linear layers at
 so many tokens, plus the attention's limit in all layers. The gate of a pass: its last token's logits against plain
 torch attention; with experts also the modelling code's, which are given the choices of our routers (`benchmarks/routers.py`), and its
-routers have to say nearly the same. Each prompt is another one; the first two of its length, of which one
+routers have to find hardly one far from their own. A floor does not count experts, and stands where there are none. Each prompt is another one; the first two of its length, of which one
 is recorded, are not counted.
 """
 
@@ -30,7 +30,7 @@ from benchmarks.engine_parts import executor_of
 from benchmarks.gate import Checked, compare, plain
 from benchmarks.results import Clock, Results, parser
 from benchmarks.routers import (
-    SAME_EXPERTS,
+    Alike,
     ChosenExperts,
     as_before,
     given_choices,
@@ -96,9 +96,10 @@ class Prefill(Attention):
         numbers = random.Random(length)
         gate, alike = check_prompt(engine, self._prompt(numbers, engine, length))
         found = {"tokens": length, "gate": asdict(gate)}
-        if routers_of(engine):
-            found["same_experts"] = alike
-        if not gate.is_green or alike < SAME_EXPERTS:
+        has_routers = bool(routers_of(engine))
+        if has_routers:
+            found |= {"same_experts": alike.same, "far_experts": alike.far}
+        if not (gate.is_green and alike.is_green):
             self.results.add("red", **found)
             return
         repeats = 1 if self.arguments.tiny else REPEATS
@@ -108,13 +109,13 @@ class Prefill(Attention):
         cells = self.results.content.get("cells", [])
         limit = next((c["us_limit"] for c in cells if c["name"] == f"0 {length}"), 0.0)
         floor = linears + 1e-3 * limit * self.shape.num_layers
+        floors = {"floor_ms": round(floor, 3), "linears_ms": round(linears, 3)}
         self.results.add(
             "passes",
             **found,
             ms=round(1e3 * middle, 3),
             ms_worst=round(1e3 * max(seconds), 3),
-            floor_ms=round(floor, 3),
-            linears_ms=round(linears, 3),
+            **({} if has_routers else floors),
             tokens_per_second=round(length / middle),
         )
 
@@ -122,8 +123,8 @@ class Prefill(Attention):
         return tuple(numbers.randrange(2, engine.facts.vocab_size) for _ in range(length))
 
 
-def check_prompt(engine: Engine, prompt: tuple[int, ...]) -> tuple[Checked, float]:
-    """The logits behind a prompt against those of plain torch attention; and the least share of a router's choices that are the same."""
+def check_prompt(engine: Engine, prompt: tuple[int, ...]) -> tuple[Checked, Alike]:
+    """The logits behind a prompt against those of plain torch attention; and what its routers think of our choices."""
     chosen: list[list[ChosenExperts]] = [[] for _ in routers_of(engine)]
 
     def logits(of: Engine) -> Tensor:
@@ -134,7 +135,7 @@ def check_prompt(engine: Engine, prompt: tuple[int, ...]) -> tuple[Checked, floa
     with as_before(engine), given_choices(engine, chosen) as alike:
         theirs = logits(plain(engine))
     adapter = executor_of(engine).adapter
-    return compare(ours, theirs, adapter.dtype, adapter.num_layers), alike.least
+    return compare(ours, theirs, adapter.dtype, adapter.num_layers), alike
 
 
 def main(words: list[str] | None = None) -> None:

@@ -1,8 +1,8 @@
 """Choices of routers: noted in one engine, and given to another one that is held against it.
 
 A router whose best experts are nearly level is undecided: other roundings choose another expert, and behind it everything
-is another number, though nothing is wrong. So two engines are compared with the choices of one of them, and of the other it is
-counted how often it would have chosen the same experts of the same inputs.
+is another number, though nothing is wrong. So two engines are compared with the choices of one of them. The other's routers say what they
+think of these: a rounding exchanges experts that are nearly level, and a mistake any of them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from manyhands.model.routing import routing_of
 
 _Given = tuple[Tensor, Tensor, Tensor]
 
-# Of choices that the other side, given ours in front of it, has to make as well, in the router where they are fewest.
-# With bfloat16 beside float32 93 to 95 of a hundred are the same.
-SAME_EXPERTS = 0.85
+# A choice is far from another router's where its least expert lies so many deviations of the token's logits below the least
+# of that router's own; and so many of a router's choices may be.
+_FAR = 0.25
+MOST_FAR = 0.01
 
 
 class ChosenExperts(NamedTuple):
@@ -36,16 +37,43 @@ class ChosenExperts(NamedTuple):
 
 
 class Alike:
-    """Of how many choices of each router, which is given others, the sets of experts were the same."""
+    """What each router thinks of the choices that it is given, and would have made or not."""
 
     def __init__(self, num_routers: int) -> None:
-        self.same, self.all = [0] * num_routers, [0] * num_routers
+        self._same, self._far = [0] * num_routers, [0] * num_routers
+        self._all = [0] * num_routers
+
+    def count(self, router: int, logits: Tensor, own: Tensor, given: Tensor) -> None:
+        """Choices of one call, `own` and `given` [T, C], by this router's logits [T, E]."""
+        below = _least_of(logits, own) - _least_of(logits, given)
+        self._far[router] += int((below > _FAR * logits.std(-1)).sum())
+        same = own.sort(-1).values == given.sort(-1).values
+        self._same[router] += int(same.all(-1).sum())
+        self._all[router] += len(own)
 
     @property
-    def least(self) -> float:
-        """The share of the router where they are fewest; 1 where nothing chooses."""
-        shares = (same / all_ for same, all_ in zip(self.same, self.all, strict=True) if all_)
-        return round(min(shares, default=1.0), 4)
+    def is_green(self) -> bool:
+        """Whether no router finds more than a few choices far from its own."""
+        return all(share <= MOST_FAR for share in self.far)
+
+    @property
+    def far(self) -> list[float]:
+        """Of each router the share of choices that are far from its own."""
+        return _shares(self._far, self._all)
+
+    @property
+    def same(self) -> list[float]:
+        """Of each router the share of choices that are its own experts."""
+        return _shares(self._same, self._all)
+
+
+def _shares(counts: list[int], of: list[int]) -> list[float]:
+    return [round(count / max(1, all_), 4) for count, all_ in zip(counts, of, strict=True)]
+
+
+def _least_of(logits: Tensor, experts: Tensor) -> Tensor:
+    """The least logit [T] of each token's experts [T, C]."""
+    return logits.gather(-1, experts).amin(-1)
 
 
 def routers_of(engine: Engine) -> list[nn.Module]:
@@ -70,7 +98,10 @@ def watched_routers(engine: Engine, note: Callable[[int, ChosenExperts], None]) 
 
 @contextmanager
 def given_choices(engine: Engine, choices: list[list[ChosenExperts]]) -> Iterator[Alike]:
-    """Let each router give what stands in `choices` [routers, calls], whatever it says; how often it says the same."""
+    """Let each router give what stands in `choices` [routers, calls], whatever it says; and what it thinks of that.
+
+    Routers are to choose the experts of the largest logits.
+    """
     alike = Alike(len(choices))
     calls = [iter(each) for each in choices]
 
@@ -78,13 +109,18 @@ def given_choices(engine: Engine, choices: list[list[ChosenExperts]]) -> Iterato
         logits, shares, experts = _in_order(router, out)
         kept = next(calls[number])
         assert kept.experts.shape == experts.shape, "both make the same calls"
-        sets = [each.sort(-1).values for each in (kept.experts, experts)]
-        alike.same[number] += int((sets[0] == sets[1]).all(-1).sum())
-        alike.all[number] += len(experts)
+        alike.count(number, _logits(logits), experts, kept.experts)
         return _in_order(router, (logits, kept.shares.to(shares.dtype), kept.experts))
 
     with _hooked(engine, changed):
         yield alike
+
+
+def _logits(x: Tensor) -> Tensor:
+    """What a router of transformers calls its logits: some give their shares of one."""
+    x = x.float()
+    are_shares = bool((x >= 0).all()) and bool((x.sum(-1) - 1).abs().max() < 1e-2)
+    return x.clamp(min=1e-30).log() if are_shares else x
 
 
 def _in_order(router: nn.Module, out: _Given) -> _Given:

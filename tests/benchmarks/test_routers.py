@@ -13,7 +13,7 @@ from benchmarks import gate
 from benchmarks.engine_parts import executor_of
 from benchmarks.experts import stacks_of
 from benchmarks.prefill import check_prompt
-from benchmarks.routers import SAME_EXPERTS, Alike, routers_of
+from benchmarks.routers import Alike, routers_of
 from manyhands.engine.engine import Engine
 from manyhands.model.adapter import ModelAdapter
 from tests.model.families_zoo import some_tokens, tiny_models
@@ -66,7 +66,9 @@ def not_given(engine: Engine, chosen: object) -> Iterator[Alike]:
 def test_a_right_network_is_green(name: str) -> None:
     checked, alike = check_prompt(engine_of(name), PROMPT)
     assert checked.is_green
-    assert alike == 1.0
+    assert alike.is_green
+    assert set(alike.same) == {1.0}
+    assert set(alike.far) == {0.0}
 
 
 @pytest.mark.parametrize("name", SEVERAL)
@@ -74,7 +76,8 @@ def test_undecided_routers_do_no_harm(name: str, monkeypatch: pytest.MonkeyPatch
     on_the_other_side(undecided, monkeypatch)
     checked, alike = check_prompt(engine_of(name), PROMPT)
     assert checked.is_green
-    assert SAME_EXPERTS < alike < 1
+    assert alike.is_green
+    assert min(alike.same) < 1
     monkeypatch.setattr("benchmarks.prefill.given_choices", not_given)
     alone, _ = check_prompt(engine_of(name), PROMPT)
     assert not alone.is_green, "control: other experts are other numbers"
@@ -89,11 +92,12 @@ def test_what_is_wrong_is_red(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     on_the_other_side(two_experts_exchanged, monkeypatch)
     checked, alike = check_prompt(engine_of(name), PROMPT)
     assert checked.is_green, "it is given our choices"
-    assert alike < SAME_EXPERTS
+    assert not alike.is_green
+    assert alike.far[0] == 0.0
 
 
 def test_a_network_without_routers_is_asked_as_before() -> None:
     checked, alike = check_prompt(engine_of("llama"), PROMPT)
     assert checked.is_green
-    assert alike == 1.0
-    assert Alike(0).least == 1.0
+    assert alike.is_green
+    assert alike.same == []
