@@ -68,7 +68,7 @@ from manyhands.strategies.prompt_sharing import share_prompt
 from manyhands.strategies.settings import EndSettings, TeamSettings
 from manyhands.text import Text
 
-MEMORY = {"qwen3-8b": 400_000, "qwq-32b": 120_000}  # tokens
+MEMORY = {"qwen3-8b": 400_000, "qwq-32b": 120_000, "qwen3-32b": 200_000}  # tokens
 TIMED_ROWS = (1, 4, 16, 32, 128, 256, 512, 1024, 2048, 4096, 8192)
 TIMES = (("fresh", 1, 0), ("warm", 1, 1), ("drawn anew", 0, 2))  # with the draws and words of each
 _HISTORY = 1000  # tokens of the prompt of `hogwild` itself, about
@@ -131,6 +131,7 @@ SITUATIONS: dict[str, tuple[Situation, ...]] = {
         one_team(4, 16384, 40, 200),
         one_team(4, 16384, 100, 200),
     ),
+    "qwen3-32b": (LONES, TEAMS),
 }
 SMALL = Kind(4, (4, 20), (5, 20), step=4)
 TINY_SITUATIONS = (

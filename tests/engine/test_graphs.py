@@ -23,13 +23,13 @@ pytest.importorskip("triton", reason="Triton comes for Linux only")
 from benchmarks import situations
 from manyhands.attention.prepared import Capacity, pack, rounded_tokens
 from manyhands.attention.triton_backend import is_beside
-from manyhands.attention.work import Occupancy, Tiling, cut
+from manyhands.attention.work import Occupancy, Stretches, Tiling, cut
 from manyhands.cache.block import Block
 from manyhands.cache.plan import Plan
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine import capacities, graphs, sampling
-from manyhands.engine.capacities import Wide
+from manyhands.engine.capacities import Wide, capacity_of
 from manyhands.engine.engine import Engine
 from manyhands.engine.executor import LocalExecutor
 from manyhands.engine.graphs import GraphedPasses
@@ -789,10 +789,15 @@ def rows_alone(count: int) -> Plan:
     return situations.planned([View([situations.block_of(400)]) for _ in range(count)], 1)[0]
 
 
+def teams_of_four(count: int) -> Plan:
+    views = [view for _ in range(count) for view in situations.team(4, 400, 40)]
+    return situations.planned(views, 1)[0]
+
+
 def test_several_runs_have_recordings_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first plan of a kind is looked at at once; no recording is made for any of them, however often they come."""
     passes, made = with_both(monkeypatch)
-    team, runs = situations.live_team(16, 1024, 99)[0], rows_alone(16)
+    team, runs = situations.live_team(16, 1024, 99)[0], teams_of_four(4)
     for _ in range(50):
         for plan, kind in ((team, Wide.SMALL), (runs, Wide.SEVERAL)):
             found = passes._recorded(plan)
@@ -810,7 +815,7 @@ def test_several_runs_that_have_no_room_go_by_the_other_recording(
     passes, _ = with_both(monkeypatch)
     own = passes._ahead[16, Wide.SEVERAL]
     own.capacity = replace(own.capacity, pages=1)
-    found = passes._recorded(rows_alone(16))
+    found = passes._recorded(teams_of_four(4))
     assert found is not None
     assert found[0] is passes._ahead[16, Wide.SMALL]
 
@@ -820,7 +825,7 @@ def test_passes_that_go_on_by_another_recording_turn_to_their_own(
 ) -> None:
     """The last plan of a kind may have wanted another one than this; passes that follow are looked at, and then turn once."""
     passes, made = with_both(monkeypatch)
-    plan = rows_alone(16)
+    plan = teams_of_four(4)
     passes._meant_for[graphs._kind(plan)] = Wide.SMALL
     found = passes._recorded(plan)
     assert found is not None
@@ -843,9 +848,9 @@ def test_passes_that_go_on_by_another_recording_turn_to_their_own(
 def test_a_look_says_nothing_of_other_passes_that_were_begun_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where rows alone have gone on, a team's pass begins before what they want is looked at: it has what it wants."""
+    """Where teams of four have gone on, a large team's pass begins before what they want is looked at: it has what it wants."""
     passes, _ = with_both(monkeypatch)
-    runs, team = rows_alone(16), situations.live_team(16, 1024, 99)[0]
+    runs, team = teams_of_four(4), situations.live_team(16, 1024, 99)[0]
     found = passes._recorded(runs)
     assert found is not None
     passes._newest = found[0], runs
@@ -862,6 +867,32 @@ def test_a_look_says_nothing_of_other_passes_that_were_begun_meanwhile(
     passes.meanwhile()
     assert passes._is_looked_at
     assert not passes._is_astray
+
+
+def test_rows_alone_have_a_recording_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However they alternate with teams of as many rows, and by whatever way they are found."""
+    passes, made = with_both(monkeypatch)
+    alone = WIDE(16, passes.backend.tiling, Wide.ALONE)
+    passes._ahead[16, Wide.ALONE] = own = graphs._Graph(passes, alone, 64)
+    plans = {Wide.ALONE: rows_alone(13), Wide.SEVERAL: teams_of_four(4)}
+    for _ in range(50):
+        for kind, plan in plans.items():
+            found = passes._recorded(plan)
+            assert found is not None
+            assert found[0] is passes._ahead[16, kind]
+            passes.meanwhile()
+    assert not made
+    work = cut(plans[Wide.ALONE], passes.backend.tiling)
+    stretches = Stretches.of(plans[Wide.ALONE], passes.backend.tiling)
+    at_hand = passes._at_hand(
+        plans[Wide.ALONE], work, capacity_of(plans[Wide.ALONE], work), stretches
+    )
+    assert at_hand is not None
+    assert at_hand[0] is own
+    own.capacity = replace(own.capacity, small=12)  # one item too few
+    found = passes._recorded(plans[Wide.ALONE])
+    assert found is not None
+    assert found[0] is passes._ahead[16, Wide.SEVERAL]
 
 
 @pytest.mark.parametrize("group", [1, 4, 5, 128])

@@ -366,6 +366,8 @@ class GraphedPasses(Passes):
 
     def _small_for(self, plan: Plan, stretches: Stretches) -> Sequence[Wide]:
         """The kinds of recordings with small tiles for a plan, the better one first, where there are two: once for all of its kind."""
+        if capacities.tokens_alone(plan, self.backend.tiling):
+            return Wide.ALONE, Wide.SEVERAL, Wide.SMALL
         if not any(True for _ in self._with_room(plan, Wide.SEVERAL)):
             return (Wide.SMALL,)
         if (kind := _kind(plan)) not in self._meant_for:
@@ -484,11 +486,11 @@ class GraphedPasses(Passes):
         """The wide recordings of these kinds that have room for this plan's tokens and logits, the smallest first."""
         count = plan.num_tokens
         for kind in kinds:
-            sizes = (
-                (tokens_of_ended(count),)
-                if kind is Wide.ENDED
-                else (rounded_tokens(count), power_of_two(count))
-            )
+            sizes: tuple[int, ...] = rounded_tokens(count), power_of_two(count)
+            if kind is Wide.ENDED:
+                sizes = (tokens_of_ended(count),)
+            elif kind is Wide.ALONE:
+                sizes = (capacities.tokens_alone(plan, self.backend.tiling),)
             for tokens in dict.fromkeys(sizes):
                 graph = self._ahead.get((tokens, kind))
                 if graph is not None and graph.capacity.rows >= len(plan.heads):
