@@ -869,30 +869,36 @@ def test_a_look_says_nothing_of_other_passes_that_were_begun_meanwhile(
     assert not passes._is_astray
 
 
-def test_rows_alone_have_a_recording_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However they alternate with teams of as many rows, and by whatever way they are found."""
+@pytest.mark.parametrize("rows", [13, 60, 140])
+def test_rows_alone_have_a_recording_of_their_own(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight query heads to a key head: however they alternate with teams, and by whatever way they are found."""
     passes, made = with_both(monkeypatch)
-    alone = WIDE(16, passes.backend.tiling, Wide.ALONE)
-    passes._ahead[16, Wide.ALONE] = own = graphs._Graph(passes, alone, 64)
-    plans = {Wide.ALONE: rows_alone(13), Wide.SEVERAL: teams_of_four(4)}
+    passes.backend.tiling = tiling = Tiling(8, num_kv_heads=8, num_processors=132, large_rows=64)
+    size = rounded_tokens(rows + 3)
+    kinds = [kind for tokens, kind in capacities.kinds_ahead(256, tiling) if tokens == size]
+    assert Wide.NARROW in kinds
+    for kind in kinds:
+        passes._ahead[size, kind] = graphs._Graph(passes, WIDE(size, tiling, kind), 64)
+    of_teams = Wide.SEVERAL if rows < 32 else Wide.SMALL
+    plans = {Wide.NARROW: rows_alone(rows), of_teams: teams_of_four(size // 4)}
     for _ in range(50):
         for kind, plan in plans.items():
             found = passes._recorded(plan)
             assert found is not None
-            assert found[0] is passes._ahead[16, kind]
+            assert found[0] is passes._ahead[size, kind]
             passes.meanwhile()
     assert not made
-    work = cut(plans[Wide.ALONE], passes.backend.tiling)
-    stretches = Stretches.of(plans[Wide.ALONE], passes.backend.tiling)
-    at_hand = passes._at_hand(
-        plans[Wide.ALONE], work, capacity_of(plans[Wide.ALONE], work), stretches
-    )
-    assert at_hand is not None
-    assert at_hand[0] is own
-    own.capacity = replace(own.capacity, small=12)  # one item too few
-    found = passes._recorded(plans[Wide.ALONE])
+    plan, own = plans[Wide.NARROW], passes._ahead[size, Wide.NARROW]
+    stretches, work = Stretches.of(plan, tiling), cut(plan, tiling)
+    found = passes._at_hand(plan, work, capacity_of(plan, work), stretches)
     assert found is not None
-    assert found[0] is passes._ahead[16, Wide.SEVERAL]
+    assert found[0] is own
+    own.capacity = replace(own.capacity, small=rows - 1)  # one item too few
+    found = passes._recorded(plan)
+    assert found is not None
+    assert found[0] is passes._ahead[size, of_teams]
 
 
 @pytest.mark.parametrize("group", [1, 4, 5, 128])

@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton comes for Linux only")
 from benchmarks import situations
 from benchmarks.step_end import unlaunched
 from manyhands.attention.prepared import tokens_of_ended
-from manyhands.attention.work import Occupancy, Tiling, cut, power_of_two
+from manyhands.attention.work import Stretches, Tiling, cut, power_of_two
 from manyhands.cache.plan import Plan
 from manyhands.cache.view import View
 from manyhands.engine import capacities, graphs
@@ -21,7 +21,6 @@ from manyhands.engine.capacities import (
     Wide,
     kind_ahead,
     kinds_ahead,
-    tokens_alone,
     wide_capacity,
 )
 from manyhands.evaluation import life
@@ -129,6 +128,9 @@ def test_several_runs_fit(teams: int, workers: int, tiling: Tiling) -> None:
     plan = several(teams, workers)
     assert fits(plan, tiling)
     work = cut(plan, tiling)
+    if workers * tiling.group <= work.small_rows == 16 and tiling.group > 4:
+        assert kind_ahead(plan, work, tiling) is Wide.NARROW
+        return
     tokens = power_of_two(plan.num_tokens)
     one, own = (wide_capacity(tokens, tiling, kind) for kind in (Wide.SMALL, Wide.SEVERAL))
     is_several = kind_ahead(plan, work, tiling) is Wide.SEVERAL
@@ -138,54 +140,49 @@ def test_several_runs_fit(teams: int, workers: int, tiling: Tiling) -> None:
         assert work.small_rows <= own.small_rows
 
 
+def rows_alone(rows: int, longest: int, shared: int = 0) -> Plan:
+    """Each row has what it was given and what it writes; the first ones have been given the same."""
+    rng = random.Random(f"{rows} {longest}")
+    given = [situations.block_of(rng.randint(1, longest)) for _ in range(rows)]
+    given[:shared] = given[:1] * shared
+    return situations.planned(
+        [View([one, situations.block_of(rng.randrange(200))]) for one in given], 1
+    )[0]
+
+
 @pytest.mark.pairs
 @pytest.mark.parametrize("heads", [1, 2, 4, 8, 40])
-@pytest.mark.parametrize("group", [1, 5, 8])
+@pytest.mark.parametrize("group", [5, 8, 12])
 @pytest.mark.parametrize("rows", [5, 8, 13, 31, 48, 100, 128, 129, 180, 250])
-@pytest.mark.parametrize("longest", [60, 900, 4000])
-def test_rows_alone_fit(rows: int, longest: int, heads: int, group: int) -> None:
-    """What such a row was given is a strip, and what it writes another. Few of many key heads make as many programs as many of few."""
+@pytest.mark.parametrize("longest", [60, 900, 3500])
+@pytest.mark.parametrize("shared", [0, 2])
+def test_rows_alone_fit(rows: int, longest: int, heads: int, group: int, shared: int) -> None:
+    """Few of many key heads make as many programs as many of few; some that share a prompt change nothing."""
     tiling = Tiling(group, num_kv_heads=heads, num_processors=132)
-    rng = random.Random(f"{rows} {longest}")
-    views = [
-        View(
-            [situations.block_of(rng.randint(1, longest)), situations.block_of(rng.randrange(200))]
-        )
-        for _ in range(rows)
-    ]
-    plan = situations.planned(views, 1)[0]
-    tokens = tokens_alone(plan, tiling)
+    plan = rows_alone(rows, longest, shared)
     work = cut(plan, tiling)
-    assert (kind_ahead(plan, work, tiling) is Wide.ALONE) == bool(tokens)
-    assert bool(tokens) == (not 128 < rows < 161 and tokens_of(rows) * heads <= 16 * 132)
-    if not tokens:
-        return
-    assert tokens_of(rows) == tokens
-    assert fits_into(plan, tiling, tokens, Wide.ALONE)
-    wide = wide_capacity(tokens, tiling, Wide.ALONE)
-    assert wide.occupancy < Occupancy.MANY
-    assert work.small_rows == 1 or (work.small_rows, not len(work.large)) == (wide.small_rows, True)
+    assert work.small_rows == 16
+    assert kind_ahead(plan, work, tiling) is Wide.NARROW
+    assert Stretches.of(plan, tiling).small_rows(tiling) == 16
+    assert fits(plan, tiling)
 
 
-def tokens_of(rows: int) -> int:
-    """The size of the recording for so many rows alone."""
-    return next(size for size in (8, 16, 32, 64, 128, 192, 256) if size >= rows)
+@pytest.mark.parametrize("group", [1, 2, 4])
+def test_where_a_team_of_four_has_the_smallest_tiles_rows_alone_have_none_of_their_own(
+    group: int,
+) -> None:
+    tiling = Tiling(group, num_kv_heads=8, num_processors=132)
+    assert Wide.NARROW not in {kind for _, kind in kinds_ahead(AHEAD, tiling)}
+    for rows in (8, 128):
+        plan = rows_alone(rows, 900)
+        assert kind_ahead(plan, cut(plan, tiling), tiling) in (Wide.SMALL, Wide.SEVERAL)
 
 
-def test_rows_that_share_something_are_not_alone() -> None:
-    """A shared beginning, two tokens of one row, or too many for their products."""
-    tiling = TILINGS[1]
-    shared = situations.block_of(100)
-    alone = [View([situations.block_of(100)]) for _ in range(8)]
-    plans = {
-        "alone": situations.planned(alone, 1)[0],
-        "two tokens": situations.planned(alone[:4], 2)[0],
-        "a team": a_team(8, 100, 9),
-    }
-    views = [View([shared, situations.block_of(9 + each)]) for each in range(2)]
-    plans["a beginning"] = situations.planned([*views, *alone[:6]], 1)[0]
-    found = {name: tokens_alone(plan, tiling) for name, plan in plans.items()}
-    assert found == {"alone": 8, "a beginning": 0, "two tokens": 0, "a team": 0}
+@pytest.mark.parametrize("teams", [2, 8, 32])
+def test_teams_of_four_are_not_narrow(teams: int) -> None:
+    for tiling in TILINGS[1:]:
+        plan = several(teams, 4)
+        assert kind_ahead(plan, cut(plan, tiling), tiling) is not Wide.NARROW
 
 
 @pytest.mark.parametrize("workers", [8, 16])

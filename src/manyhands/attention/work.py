@@ -157,6 +157,10 @@ class Stretches(NamedTuple):
         """Whether a plan that is cut for given kernels, large ones among them, has small tiles alone."""
         return bool(_are_small(*self.sizes(tiling), tiling).all())
 
+    def small_rows(self, tiling: Tiling) -> int:
+        """Rows of the small tiles that the plan wants, if all tiles are small."""
+        return _small_rows(*self.sizes(tiling), tiling)
+
     def sizes(self, tiling: Tiling) -> tuple[Ints, Ints]:
         """Rows and keys of each stretch."""
         entries = self.entries

@@ -37,13 +37,8 @@ LEAST = Capacity(
 )
 _MERGES = (2, 4, 8, 16, 32, 64)  # partials of a token that are merged at once
 _FEW_PARTIALS = 4  # of a token, as completions have; merged by programs of several heads
-# Tokens of recordings of `Wide.ALONE`, and up to which those of all recordings are powers of two; programs of one split each, for
-# every processor, that the largest may have. With as many, launches for some are 2 to 17 % faster than those for many.
-_TOKENS_ALONE = (8, 16, 32, 64, 128, 192, 256)
-_TOKENS_CLOSE = 128
-_MOST_ALONE = 16
-_LEAST_TO_SPARE = 16  # items
-_READS_ALONE = 2  # of such a row: what it was given, and what it writes
+_LEAST_NARROW = 8  # tokens of a recording of `Wide.NARROW`
+_PARTIALS_ALONE = 4  # of a row alone: what it was given and what it writes, each in two splits
 AHEAD = 768  # tokens of the largest wide recording: a part of a prompt, and what many others write
 # Tokens of a pass up to which every wide recording has one kind of tiles, mostly small ones, and up to which there is one
 # of small tiles alone. Recordings of `Wide.ENDED` always have one kind.
@@ -53,7 +48,9 @@ ALL_SMALL, MOST_ALONE = 32, 256
 _MOST_ITEMS = 256
 # Up to so many query heads for a key head, and from so many of these on, few strips beside a prompt are large, and few are cut.
 _USUAL_GROUP, _USUAL_HEADS = 5, 8
-_TILES_OF_A_ROW = 2.5  # of several runs: a strip of its own, and those that its team shares
+_TILES_OF_A_ROW = (
+    2  # of several runs: a strip of its own, and those that its team shares or its prompt
+)
 
 
 class Wide(Enum):
@@ -61,7 +58,7 @@ class Wide(Enum):
 
     SMALL = "rows that write: many small tiles"
     SEVERAL = "few rows of several runs: small tiles for teams of four"
-    ALONE = "rows that share nothing: the smallest tiles, and few splits"
+    NARROW = "rows that share little, as lone ones do: the smallest tiles, where a team of four wants larger ones"
     LARGE = "parts of prompts: large tiles, beside small ones"
     ENDED = "a team in which steps have ended: fewer rows than tokens, which read the same strips"
 
@@ -71,11 +68,11 @@ def kinds_ahead(most: int, tiling: Tiling) -> list[tuple[int, Wide]]:
     sizes = sorted({rounded_tokens(count) for count in range(1, most + 1)})
     usual = [tokens for tokens in sizes if tokens not in ENDED or tokens == power_of_two(tokens)]
     few = [tokens for tokens in usual if tokens <= ALL_SMALL]
-    alone = [tokens for tokens in _TOKENS_ALONE if tokens <= most]
+    narrow = [tokens for tokens in usual if _LEAST_NARROW <= tokens <= MOST_ALONE]
     return [
         *((tokens, Wide.SMALL) for tokens in usual if tokens <= MOST_ALONE),
         *((tokens, Wide.SEVERAL) for tokens in few if _are_apart(tokens, tiling)),
-        *((tokens, Wide.ALONE) for tokens in alone if _are_together(tokens, tiling)),
+        *((tokens, Wide.NARROW) for tokens in narrow if wants_narrow(1, tiling)),
         *((tokens, Wide.ENDED) for tokens in sizes if tokens in ENDED),
         *((tokens, Wide.LARGE) for tokens in usual if tokens > ALL_SMALL),
     ]
@@ -83,38 +80,29 @@ def kinds_ahead(most: int, tiling: Tiling) -> list[tuple[int, Wide]]:
 
 def kind_ahead(plan: Plan, work: Work, tiling: Tiling) -> Wide:
     """The kind of wide recording that is meant for such a plan, unless steps have ended in it; `work`: as it would be cut alone."""
-    if tokens_alone(plan, tiling):
-        return Wide.ALONE
     is_small = plan.num_tokens <= ALL_SMALL or not len(work.large)
     if not is_small or plan.num_tokens > MOST_ALONE:
         return Wide.LARGE
+    if not len(work.large) and wants_narrow(work.small_rows, tiling):
+        return Wide.NARROW
     are_several = not len(work.large) and 0 < work.small_rows <= _rows_of_four(tiling)
     are_apart = plan.num_tokens <= ALL_SMALL and _are_apart(power_of_two(plan.num_tokens), tiling)
     return Wide.SEVERAL if are_several and are_apart else Wide.SMALL
 
 
-def tokens_alone(plan: Plan, tiling: Tiling) -> int:
-    """The size of the wide recording for rows that share nothing; 0 if there is none for these, or they share something.
-
-    One that is wider than others of so many tokens is none: products would cost more than tiles gain.
-    """
-    count = plan.num_tokens
-    tokens = power_of_two(count) if count <= _TOKENS_CLOSE else rounded_tokens(count)
-    if tokens not in _TOKENS_ALONE or not _are_together(tokens, tiling):
-        return 0
-    reads = plan.reads
-    are_alone = len(reads.row) == len(reads.pages) and count == plan.num_rows
-    return tokens if are_alone else 0
-
-
-def _are_together(tokens: int, tiling: Tiling) -> bool:
-    """Whether so many rows alone make no more programs than were measured."""
-    return tokens * tiling.num_kv_heads <= _MOST_ALONE * tiling.num_processors
+def wants_narrow(small_rows: int, tiling: Tiling) -> bool:
+    """Whether small tiles of so many rows are the smallest, and a team of four wants larger ones."""
+    return small_rows <= _least_rows(tiling) < _rows_of_four(tiling)
 
 
 def _are_apart(tokens: int, tiling: Tiling) -> bool:
     """Whether several runs of so many tokens want other small tiles than one team does."""
     return _rows_of_four(tiling) < _rows_of_one(tokens, tiling)
+
+
+def _least_rows(tiling: Tiling) -> int:
+    """Rows of the smallest small tile: one token has as many, or fewer."""
+    return power_of_two(max(tiling.least_rows, tiling.group))
 
 
 def _rows_of_four(tiling: Tiling) -> int:
@@ -125,7 +113,7 @@ def _rows_of_four(tiling: Tiling) -> int:
 def _rows_of_one(tokens: int, tiling: Tiling) -> int:
     """Rows of a small tile for one team of so many workers."""
     rows = min(tokens * tiling.group, tiling.most_small_rows)
-    return tiling.small_size(max(power_of_two(max(tiling.least_rows, tiling.group)), rows))
+    return tiling.small_size(max(_least_rows(tiling), rows))
 
 
 def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
@@ -146,8 +134,10 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
     most = (16 if is_narrow or has_large else 10) * many
     most = min(most, _MOST_ITEMS) if is_narrow else most
     small_rows = rows if is_narrow and kind is not Wide.SEVERAL else min(rows, of_four)
+    if has_large:
+        small_rows = _least_rows(tiling)
     # One team has few programs whatever its size, since its rows read the same strips.
-    tiles = int(_TILES_OF_A_ROW * tokens) if kind is Wide.SEVERAL else 0
+    tiles = _TILES_OF_A_ROW * tokens if kind is Wide.SEVERAL else 0
     # Of few key heads each strip has many splits, and each leaves a partial for every token of its tile.
     of_splits = 0 if is_narrow else items * max(1, small_rows // tiling.group)
     large_rows = power_of_two(max(tiling.large_rows, tiling.group))
@@ -172,25 +162,29 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
         large_rows=large_rows if has_large else 0,
         occupancy=occupancy_of(tiles, tiling) if is_narrow else Occupancy.MANY,
     )
-    if kind is Wide.ALONE:
+    if kind is Wide.NARROW:
         return _of_rows_alone(wide, tiling)
     return _of_ended_steps(wide, items, tiling) if kind is Wide.ENDED else wide
 
 
 def _of_rows_alone(wide: Capacity, tiling: Tiling) -> Capacity:
-    """The same for rows that share nothing: an item for each of their strips, and those that come of few splits.
+    """The same for rows that share little: an item for each of their strips, those that come of splits, and few partials to merge.
 
-    Such tiles have much on its way at the same time, so programs that find nothing to do wait for room, and are few.
+    Programs that have nothing to do wait for room where each has much on its way at the same time, so there they are few.
     """
-    splits = int(tiling.splits_per_processor * tiling.num_processors / tiling.num_kv_heads)
-    small = _READS_ALONE * wide.tokens + max(_LEAST_TO_SPARE, splits)
+    tokens, small_rows = wide.tokens, _least_rows(tiling)
+    occupancy = occupancy_of(_TILES_OF_A_ROW * tokens, tiling)
+    are_many = occupancy is Occupancy.MANY
+    splits = tiling.most_of_many if are_many else tiling.splits_per_processor
+    items = _TILES_OF_A_ROW * tokens + int(splits * tiling.num_processors / tiling.num_kv_heads)
+    items += 0 if are_many else tokens
     return replace(
         wide,
-        small=small,
-        partials=small,
-        most_partials=_READS_ALONE,
-        small_rows=power_of_two(max(tiling.least_rows, tiling.group)),
-        occupancy=min(occupancy_of(wide.tokens, tiling), Occupancy.SOME),
+        small=items,
+        partials=items * max(1, small_rows // tiling.group),
+        most_partials=_PARTIALS_ALONE,
+        small_rows=small_rows,
+        occupancy=occupancy,
     )
 
 

@@ -365,16 +365,25 @@ class GraphedPasses(Passes):
         return found
 
     def _small_for(self, plan: Plan, stretches: Stretches) -> Sequence[Wide]:
-        """The kinds of recordings with small tiles for a plan, the better one first, where there are two: once for all of its kind."""
-        if capacities.tokens_alone(plan, self.backend.tiling):
-            return Wide.ALONE, Wide.SEVERAL, Wide.SMALL
-        if not any(True for _ in self._with_room(plan, Wide.SEVERAL)):
+        """The kinds of recordings with small tiles for a plan, the best one first, where there are several.
+
+        Of few tokens it is found once for all plans of a kind.
+        """
+        tiling = self.backend.tiling
+        kinds = [
+            kind
+            for kind in (Wide.NARROW, Wide.SEVERAL)
+            if any(True for _ in self._with_room(plan, kind))
+        ]
+        if plan.num_tokens > capacities.ALL_SMALL:
+            is_narrow = kinds and capacities.wants_narrow(stretches.small_rows(tiling), tiling)
+            return (Wide.NARROW, Wide.SMALL) if is_narrow else (Wide.SMALL,)
+        if not kinds:
             return (Wide.SMALL,)
         if (kind := _kind(plan)) not in self._meant_for:
-            self._look_at(plan, cut(plan, self.backend.tiling, None, stretches))
-        return (
-            (Wide.SEVERAL, Wide.SMALL) if self._meant_for[kind] is Wide.SEVERAL else (Wide.SMALL,)
-        )
+            self._look_at(plan, cut(plan, tiling, None, stretches))
+        meant = self._meant_for[kind]
+        return (Wide.SMALL,) if meant is Wide.SMALL else (meant, Wide.SEVERAL, Wide.SMALL)
 
     def meanwhile(self) -> None:
         """See `Passes.meanwhile`: look whether a plan that a wide recording has served wants one of its own."""
@@ -486,11 +495,11 @@ class GraphedPasses(Passes):
         """The wide recordings of these kinds that have room for this plan's tokens and logits, the smallest first."""
         count = plan.num_tokens
         for kind in kinds:
-            sizes: tuple[int, ...] = rounded_tokens(count), power_of_two(count)
-            if kind is Wide.ENDED:
-                sizes = (tokens_of_ended(count),)
-            elif kind is Wide.ALONE:
-                sizes = (capacities.tokens_alone(plan, self.backend.tiling),)
+            sizes = (
+                (tokens_of_ended(count),)
+                if kind is Wide.ENDED
+                else (rounded_tokens(count), power_of_two(count))
+            )
             for tokens in dict.fromkeys(sizes):
                 graph = self._ahead.get((tokens, kind))
                 if graph is not None and graph.capacity.rows >= len(plan.heads):
