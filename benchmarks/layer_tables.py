@@ -143,6 +143,36 @@ def mxfp4_many() -> str:
     return table(head, rows)
 
 
+def narrow_recordings() -> str:
+    """The op where rows share little: by recordings with tiles for a team of four, by those of their own, and by a plan's own tiles."""
+    found = result("narrow_recordings")
+    if found is None:
+        return NOTHING_YET
+    rows, last = [], ""
+    for line in found["rows"]:
+        heads = "/".join(map(str, line["heads"]))
+        heads += "" if line["dim"] == _USUAL_DIM else f", {line['dim']} dims"
+        before, now, other = line["us_before"], line["us_now"], line["us_fa3"]
+        rows.append(
+            [
+                "" if heads == last else heads,
+                line["situation"],
+                f"{line['us_limit']:.0f}",
+                f"{line['us_own']:.1f}",
+                f"{before:.1f}",
+                f"{now:.1f}",
+                f"{now / before:.2f} ×",
+                f"{other:.1f}" if other else "",
+            ]
+        )
+        last = heads
+    head = ["heads", "rows", "limit", "own tiles", "before", "now", "now / before"]
+    return table([*head, "FlashAttention 3"], rows)
+
+
+_USUAL_DIM = 128  # of a head
+
+
 def mxfp4_prompts() -> str:
     """From the submission of a prompt to its first token, by both kernels."""
     found = result("mxfp4_many")
@@ -350,6 +380,7 @@ TABLES: dict[str, Callable[[], str]] = {
         mxfp4_rings,
         mxfp4_many,
         mxfp4_prompts,
+        narrow_recordings,
         routers,
         tiles,
         quantised_products,

@@ -2,11 +2,11 @@
 
     python -m benchmarks.prefill --minutes 1                          Qwen3-8B shapes on one GPU
 
-The attention is that of `attention.py` (its gate, its limit, its stopwatch). A pass is timed as a run that comes alone
+The attention is that of `attention.py` (its gate, its limit, its stopwatch), for networks that have its heads. A pass is timed as a run that comes alone
 meets it: from its submission to its first token, nothing shared and nothing found. Beside it stands a floor: linear layers at
 so many tokens, plus the attention's limit in all layers. The gate of a pass: its last token's logits against plain
 torch attention; with experts also the modelling code's, which are given the choices of our routers (`benchmarks/routers.py`), and its
-routers have to find hardly one far from their own. A floor does not count experts, and stands where there are none. Each prompt is another one; the first two of its length, of which one
+routers have to find hardly one far from their own. The floor knows neither experts nor other heads, and stands for networks without them. Each prompt is another one; the first two of its length, of which one
 is recorded, are not counted.
 """
 
@@ -67,7 +67,9 @@ class Prefill(Attention):
             copy_bytes_per_second=round(self.bandwidth),
             operations_per_second=round(self.rate),
         )
-        for length in self.lengths:
+        config = self.shape.config
+        heads = config["num_attention_heads"], config["num_key_value_heads"]
+        for length in self.lengths if heads == PREFILL_HEADS else ():
             views = partial(situations.prefill, 0)
             with self.results.surviving(f"attention of {length}"):
                 self._measure(Case("prefills", f"0 {length}", PREFILL_HEADS, views, length))
@@ -107,15 +109,17 @@ class Prefill(Attention):
         seconds = [first_token(engine, prompt) for prompt in prompts][2:]
         middle = statistics.median(seconds)
         cells = self.results.content.get("cells", [])
-        limit = next((c["us_limit"] for c in cells if c["name"] == f"0 {length}"), 0.0)
-        floor = linears + 1e-3 * limit * self.shape.num_layers
-        floors = {"floor_ms": round(floor, 3), "linears_ms": round(linears, 3)}
+        limit = next((c["us_limit"] for c in cells if c["name"] == f"0 {length}"), None)
+        floors = {}
+        if limit is not None and not has_routers:
+            floor = linears + 1e-3 * limit * self.shape.num_layers
+            floors = {"floor_ms": round(floor, 3), "linears_ms": round(linears, 3)}
         self.results.add(
             "passes",
             **found,
             ms=round(1e3 * middle, 3),
             ms_worst=round(1e3 * max(seconds), 3),
-            **({} if has_routers else floors),
+            **floors,
             tokens_per_second=round(length / middle),
         )
 
@@ -124,7 +128,7 @@ class Prefill(Attention):
 
 
 def check_prompt(engine: Engine, prompt: tuple[int, ...]) -> tuple[Checked, Alike]:
-    """The logits behind a prompt against those of plain torch attention; and what its routers think of our choices."""
+    """The logits behind a prompt against those of plain torch attention; and the opinion of its routers about our choices."""
     chosen: list[list[ChosenExperts]] = [[] for _ in routers_of(engine)]
 
     def logits(of: Engine) -> Tensor:

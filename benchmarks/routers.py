@@ -37,7 +37,7 @@ class ChosenExperts(NamedTuple):
 
 
 class Alike:
-    """What each router thinks of the choices that it is given, and would have made or not."""
+    """Opinions of routers about the choices that they are given: whether they would have made them, and how far these are from theirs."""
 
     def __init__(self, num_routers: int) -> None:
         self._same, self._far = [0] * num_routers, [0] * num_routers
@@ -98,7 +98,7 @@ def watched_routers(engine: Engine, note: Callable[[int, ChosenExperts], None]) 
 
 @contextmanager
 def given_choices(engine: Engine, choices: list[list[ChosenExperts]]) -> Iterator[Alike]:
-    """Let each router give what stands in `choices` [routers, calls], whatever it says; and what it thinks of that.
+    """Let each router give what stands in `choices` [routers, calls], whatever it says; and its opinion of that.
 
     Routers are to choose the experts of the largest logits.
     """
@@ -117,7 +117,7 @@ def given_choices(engine: Engine, choices: list[list[ChosenExperts]]) -> Iterato
 
 
 def _logits(x: Tensor) -> Tensor:
-    """What a router of transformers calls its logits: some give their shares of one."""
+    """Logits of a router of transformers, from what it calls so: some give their shares of one."""
     x = x.float()
     are_shares = bool((x >= 0).all()) and bool((x.sum(-1) - 1).abs().max() < 1e-2)
     return x.clamp(min=1e-30).log() if are_shares else x

@@ -146,9 +146,10 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
     of_prompt = -(-tokens // (large_rows // tiling.group))
     are_usual = tiling.group <= _USUAL_GROUP and tiling.num_kv_heads >= _USUAL_HEADS
     beside = max(16 if are_usual else 64, tiling.num_processors // tiling.num_kv_heads)
-    # Merging looks at as many partials of a token as there may be, so crowds have no more room than they need.
-    unusual = 32 if has_large else 16
-    of_one = 8 if are_usual else unusual
+    # Merging looks at as many partials of a token as there may be, so crowds have no more room than they need. Those of few key
+    # heads have more.
+    of_few_heads = 32 if has_large else 16
+    of_one = 8 if tiling.num_kv_heads >= _USUAL_HEADS else of_few_heads
     wide = Capacity(
         tokens=tokens,
         rows=min(tokens, 256),
