@@ -2,7 +2,7 @@
 
 A recording serves every plan that fits its capacity and is cut for its kernels (`engine/graphs.py`). What a pass will bring is
 not known when an engine gets ready, so one *wide* recording is made for every number of tokens that passes come in, with room for
-long lists of everything else, and for some numbers two, by what they are for (`Wide`):
+long lists of everything else, and for most numbers two to four, by what they are for (`Wide`):
 
     kinds_ahead            all of them: tokens, and the use
     kind_ahead             the use that is meant for a plan
@@ -57,7 +57,7 @@ class Wide(Enum):
     """The use that a wide recording is made for."""
 
     SMALL = "rows that write: many small tiles"
-    SEVERAL = "few rows of several runs: small tiles for teams of four"
+    SEVERAL = "few rows of several runs: small tiles for teams of four, and for rows alone that want the same"
     NARROW = "rows that share little, as lone ones do: the smallest tiles, where a team of four wants larger ones"
     LARGE = "parts of prompts: large tiles, beside small ones"
     ENDED = "a team in which steps have ended: fewer rows than tokens, which read the same strips"
@@ -121,8 +121,8 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
 
     A recording of `Wide.ENDED` has room for what such a team brings, and no more.
 
-    Of many tokens a small tile has rows for a team of four, since larger ones would be half empty. Padding costs a pass
-    microseconds per layer, for programs that find nothing to do.
+    Of many tokens a small tile has rows for a team of four, since larger ones would be half empty, and beside large ones as few
+    as there are. Padding costs a pass microseconds per layer, for programs that find nothing to do.
     """
     has_large, is_narrow = kind is Wide.LARGE, tokens <= ALL_SMALL or kind is Wide.ENDED
     rows, of_four = _rows_of_one(tokens, tiling), _rows_of_four(tiling)
@@ -133,9 +133,10 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
     # than that goes by the recording with large ones.
     most = (16 if is_narrow or has_large else 10) * many
     most = min(most, _MOST_ITEMS) if is_narrow else most
-    small_rows = rows if is_narrow and kind is not Wide.SEVERAL else min(rows, of_four)
-    if has_large:
+    if has_large:  # the smallest, which begin beside large ones (`work.py::begin_beside`)
         small_rows = _least_rows(tiling)
+    else:
+        small_rows = rows if is_narrow and kind is not Wide.SEVERAL else min(rows, of_four)
     # One team has few programs whatever its size, since its rows read the same strips.
     tiles = _TILES_OF_A_ROW * tokens if kind is Wide.SEVERAL else 0
     # Of few key heads each strip has many splits, and each leaves a partial for every token of its tile.
