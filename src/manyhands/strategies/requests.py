@@ -486,6 +486,10 @@ def _method_settings(
     values["choice"] = choice_of(request, own)
     if request.seed is not None:
         values["seed"] = request.seed
+    if request.most_tokens is not None and request.most_tokens < 1:
+        raise InvalidField(
+            f"{request.most_by} is {request.most_tokens}; expected 1 or more", param=request.most_by
+        )
     # A reply that has a thinker beside it goes on behind the budget, so the budget alone does not bound it.
     if request.most_tokens is not None and method.solo and method.reading(usual) is None:
         values["budget"] = request.most_tokens
