@@ -524,5 +524,7 @@ def test_ctrl_c_while_the_model_loads_is_heard_at_once(
     finally:
         signal.signal(signal.SIGINT, usual)
     assert (result.exit_code, heard) == (130, [])
+    assert result.stderr == "interrupted with 1 request left; the same command goes on\n"
+    assert len(read(answers)) == 1, "the line that is no request is on record"
     assert batch(given, answers).exit_code == 1
     assert len(read(answers)) == 2
