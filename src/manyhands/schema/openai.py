@@ -308,7 +308,7 @@ class ChatRequest(Request):
     """The body of `POST /v1/chat/completions`."""
 
     messages: Items[Message] = asked(
-        f"a list of messages, {MAX_MESSAGES} at most", required=True, min_length=1
+        f"a list of 1 to {MAX_MESSAGES} messages", required=True, min_length=1
     )
     max_completion_tokens: int | None = asked("a whole number")
     reasoning_effort: Effort | None = asked(EFFORTS)
