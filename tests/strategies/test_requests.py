@@ -499,7 +499,7 @@ def test_aliases_of_a_model() -> None:
             "manyhands.method",
             "the model's alias asks for 'hogwild'",
         ),
-        ({"method": "hogwild", "budget": 0}, {"max_tokens": 7}, "manyhands.budget", "max_tokens is 0; expected 1 or more"),
+        ({"method": "hogwild", "budget": 0}, {"max_tokens": 7}, "manyhands.budget", "budget is 0"),
         ({"method": "sequential"}, {"max_tokens": 0}, "max_tokens", "max_tokens is 0; expected 1 or more"),
         (None, {"model": "our-model:swarm"}, "model", "expected 'our-model'"),
         (None, {"model": "our-model:hogwild-0"}, "manyhands.workers", "expected 1"),
