@@ -269,7 +269,7 @@ def test_files_that_cannot_be_used(batch: Cli, tmp_path: Path) -> None:
 
 
 def test_what_failed_is_asked_again(batch: Cli, tmp_path: Path) -> None:
-    given = write(tmp_path / "in", "{\n", chat("a"), chat("b", n=0), chat("c", top_p=0), chat("d"))
+    given = write(tmp_path / "in", "{\n", chat("a"), chat("b", n=0), chat("c", top_p=2), chat("d"))
     answers = tmp_path / "out"
     answers.touch(0o640)
     link = tmp_path / "link"
@@ -278,7 +278,7 @@ def test_what_failed_is_asked_again(batch: Cli, tmp_path: Path) -> None:
     good = [line for line in read(answers) if not line["error"]]
     assert [line["custom_id"] for line in good] == ["a", "d"]
     # One is mended, one has got a form, one is as it was.
-    write(given, chat("e"), chat("a"), chat("b"), chat("c", top_p=0), chat("d"))
+    write(given, chat("e"), chat("a"), chat("b"), chat("c", top_p=2), chat("d"))
     before = answers.read_bytes()
     refused = batch(given, link)
     assert refused.exit_code == 2

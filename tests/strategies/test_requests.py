@@ -500,7 +500,12 @@ def test_aliases_of_a_model() -> None:
             "the model's alias asks for 'hogwild'",
         ),
         ({"method": "hogwild", "budget": 0}, {"max_tokens": 7}, "manyhands.budget", "budget is 0"),
-        ({"method": "sequential"}, {"max_tokens": 0}, "max_tokens", "max_tokens is 0; expected 1 or more"),
+        (
+            {"method": "sequential"},
+            {"max_tokens": 0},
+            "max_tokens",
+            "max_tokens is 0; expected 1 or more",
+        ),
         (None, {"model": "our-model:swarm"}, "model", "expected 'our-model'"),
         (None, {"model": "our-model:hogwild-0"}, "manyhands.workers", "expected 1"),
         ({"method": "hogwild"}, {"url": PLAIN, "prompt": "x"}, "manyhands.method", "takes a chat"),
