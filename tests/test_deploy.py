@@ -129,6 +129,9 @@ def test_behind_nginx_pieces_come_one_by_one(nginx: tuple[int, int]) -> None:
         assert len(came) > 3
         assert came[-1] - came[0] > 0.3, "they came in one piece"
         assert client.get("/health", headers={"Host": "other.example.org"}).status_code == 403
+        named = {"Host": f"{HOST}:{front}", "Origin": f"https://{HOST}:{front}"}
+        own = client.post("/v1/chat/completions", json=body, headers=named)
+        assert own.status_code == 200, "its own page asks, at a port that is not the usual one"
         big = client.post("/v1/chat/completions", content=b" " * (5 << 20))
         assert big.status_code == 413
 

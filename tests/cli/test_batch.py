@@ -269,7 +269,7 @@ def test_files_that_cannot_be_used(batch: Cli, tmp_path: Path) -> None:
 
 
 def test_what_failed_is_asked_again(batch: Cli, tmp_path: Path) -> None:
-    given = write(tmp_path / "in", "{\n", chat("a"), chat("b", n=0), chat("c", top_p=0), chat("d"))
+    given = write(tmp_path / "in", "{\n", chat("a"), chat("b", n=0), chat("c", top_p=2), chat("d"))
     answers = tmp_path / "out"
     answers.touch(0o640)
     link = tmp_path / "link"
@@ -278,7 +278,7 @@ def test_what_failed_is_asked_again(batch: Cli, tmp_path: Path) -> None:
     good = [line for line in read(answers) if not line["error"]]
     assert [line["custom_id"] for line in good] == ["a", "d"]
     # One is mended, one has got a form, one is as it was.
-    write(given, chat("e"), chat("a"), chat("b"), chat("c", top_p=0), chat("d"))
+    write(given, chat("e"), chat("a"), chat("b"), chat("c", top_p=2), chat("d"))
     before = answers.read_bytes()
     refused = batch(given, link)
     assert refused.exit_code == 2
@@ -524,5 +524,7 @@ def test_ctrl_c_while_the_model_loads_is_heard_at_once(
     finally:
         signal.signal(signal.SIGINT, usual)
     assert (result.exit_code, heard) == (130, [])
+    assert result.stderr == "interrupted with 1 request left; the same command goes on\n"
+    assert len(read(answers)) == 1, "the line that is no request is on record"
     assert batch(given, answers).exit_code == 1
     assert len(read(answers)) == 2

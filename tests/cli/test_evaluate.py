@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -561,6 +562,10 @@ def test_a_broken_record_is_named(cli: Cli, tmp_path: Path) -> None:
     assert "line 3" in result.output
 
 
+def press(*args: Any, **more: Any) -> Any:
+    raise KeyboardInterrupt
+
+
 def test_ctrl_c_says_that_nothing_is_lost(
     exam: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -579,6 +584,13 @@ def test_ctrl_c_says_that_nothing_is_lost(
         patch.setattr(Engine, "step", interrupted)
         result = exam("--method", "sequential", "--concurrency", 1)
     assert result.exit_code == 130
-    assert "the same command goes on" in " ".join(result.output.split())
+    told = " ".join(result.output.split())
+    assert "jsonl has what is graded so far, and the same command goes on" in told
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "load", press)
+        result = exam("--method", "sequential", "--concurrency", 1)
+    assert result.exit_code == 130
+    told = " ".join(result.output.split())
+    assert re.search("interrupted; what .*out has stays, and the same command goes on", told)
     assert exam("--method", "sequential", "--concurrency", 1).exit_code == 0
     assert len(read_results(result_files(tmp_path / "out")[0]).records) == 3

@@ -15,8 +15,8 @@ import pytest
 import typer
 
 from manyhands.cli import EXIT_CODES
-from manyhands.cli.evaluate import _judge, _told_where
-from manyhands.cli.guard import EXIT_NO_ANSWER, EXIT_READER_GONE, guarded, impossible_path
+from manyhands.cli.evaluate import _judge
+from manyhands.cli.guard import EXIT_NO_ANSWER, EXIT_READER_GONE, going_on, guarded, impossible_path
 from manyhands.cli.stopping import HaltRequest, Stopped, StopRequest
 from manyhands.errors import ManyhandsError
 from manyhands.evaluation.judge import RUBRICS
@@ -63,10 +63,16 @@ def test_whatever_a_command_does_is_put_away(
 def test_an_exam_says_that_it_goes_on(
     number: signal.Signals, code: int, word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(typer.Exit) as left, guarded(), _told_where(Path("exam.jsonl")):
+    with (
+        pytest.raises(typer.Exit) as left,
+        guarded(),
+        going_on("exam.jsonl has what is graded so far"),
+    ):
         signal.raise_signal(number)
     assert left.value.exit_code == code
-    assert capsys.readouterr().err.startswith(f"{word}; exam.jsonl has what is graded so far")
+    assert capsys.readouterr().err.startswith(
+        f"{word}; exam.jsonl has what is graded so far, and the same"
+    )
 
 
 def test_a_judge_names_the_file_of_its_votes(

@@ -24,6 +24,7 @@ from manyhands.prompts import model_prompts
 from manyhands.replay.gradients import Learned
 from manyhands.replay.lessons import Batch
 from manyhands.replay.train import Training
+from manyhands.school.recipe import Recipe
 from tests.cli.conftest import DONE, Cli, run_cli
 from tests.text.small_tokenizers import byte_level
 from tests.warm import COMMAND, Warm, run
@@ -315,6 +316,17 @@ def test_a_second_interrupt_while_the_checkpoint_is_written(
     )
     monkeypatch.setattr(torch, "save", save)
     assert "interrupted after 1 steps; the same command goes on from there" in cli(*train).stderr
+
+    def press(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recipe, "load", press)
+        told = cli(*train)
+    assert told.exit_code == 130
+    said = " ".join(told.stderr.split())
+    assert "a checkpoint in" in said
+    assert "if there is one, is whole, and the same command goes on" in said
     monkeypatch.setattr(torch, "save", struck)
     told = cli(*train)
     assert told.exit_code == 130

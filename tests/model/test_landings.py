@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -241,3 +242,20 @@ def test_the_checksum_of_a_file_is_what_it_was() -> None:
     """Files of before are still found: the number was made by the code that wrote them."""
     content = (np.arange(3 * RUN + 17, dtype=np.uint64) % 251).astype(np.uint8)
     assert checksum(content) == "e523b4c5"
+
+
+def test_what_dead_writers_have_left_goes_with_the_next_sheet(tmp_path: Path) -> None:
+    """Of any model, and not only at a start: a server that is killed again and again would fill the disk."""
+    files = files_in(tmp_path)
+    other = tmp_path / "another model"
+    other.mkdir()
+    old, new = other / ".old.part", other / ".new.part"
+    for path in (old, new):
+        path.touch()
+    os.utime(old, (time.time() - 3000,) * 2)
+    write(files, "0")
+    assert not old.exists()
+    assert new.exists(), "its writer may be alive"
+    os.utime(new, (time.time() - 3000,) * 2)
+    files_in(tmp_path)
+    assert not new.exists()

@@ -84,18 +84,18 @@ for _ in range(60):
         (
             {"messages": None},
             "messages",
-            "messages is missing; expected a list of messages, 4096 at most",
+            "messages is missing; expected a list of 1 to 4096 messages",
         ),
-        ({"messages": []}, "messages", "messages is []; expected a list of messages, 4096 at most"),
+        ({"messages": []}, "messages", "messages is []; expected a list of 1 to 4096 messages"),
         (
             {"messages": "Hello"},
             "messages",
-            "messages is 'Hello'; expected a list of messages, 4096 at most",
+            "messages is 'Hello'; expected a list of 1 to 4096 messages",
         ),
         (
             {"messages": [3]},
             "messages",
-            "messages is [3]; expected a list of messages, 4096 at most",
+            "messages is [3]; expected a list of 1 to 4096 messages",
         ),
         (
             {"messages": [*HELLO, {"role": "king", "content": ""}]},

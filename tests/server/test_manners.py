@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from http.client import HTTPResponse
+from http.client import BadStatusLine, HTTPResponse
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -39,6 +39,7 @@ from manyhands.server.body import MAX_NESTING, read_json
 from manyhands.server.connection import _Transport
 from manyhands.server.failures import failure_of
 from manyhands.server.keys import ANYBODY, Keys
+from manyhands.server.limits import Limits
 from manyhands.server.metrics import Metrics
 from manyhands.server.process import Place, check_place, listening
 from manyhands.server.streams import EventStream
@@ -210,6 +211,20 @@ def test_a_form_to_a_route_that_is_not_there_is_told_so(
     assert answer.status_code == status
 
 
+def test_who_is_refused_by_a_name_is_told_which(guarded: House) -> None:
+    """Behind a proxy that says another Host, or the port not, the own page is one of another site."""
+    given = {"Authorization": f"Bearer {KEY}"}
+    for headers, named in (
+        ({"Host": "evil.example"}, ["'evil.example'", "--allow-host"]),
+        (
+            {"Host": "localhost", "Origin": "https://localhost:8443"},
+            ["'localhost'", "'https://localhost:8443'", "$http_host", "--allow-origin"],
+        ),
+    ):
+        told = post(guarded, body(), **given, **headers).json()["error"]["message"]
+        assert all(each in told for each in named), told
+
+
 def test_the_own_page_may_post(guarded: House) -> None:
     given = {"Authorization": f"Bearer {KEY}", "Origin": guarded.url}
     assert post(guarded, body(), **given).status_code == 200
@@ -356,6 +371,44 @@ def test_a_connection_too_many_is_told_as_all_else_is() -> None:
         assert {"retry-after", "x-request-id"} <= refused.headers.keys()
         assert alive.status_code == 200
         assert soon(lambda: httpx2.get(f"{house.url}/v1/models").status_code == 200)
+
+
+def asks_again(client: socket.socket) -> bool:
+    """Whether a connection answers one more request."""
+    client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    with suppress(ConnectionError, BadStatusLine):
+        answer = HTTPResponse(client)
+        answer.begin()
+        return answer.read() != b""
+    return False
+
+
+def test_a_kept_connection_outlives_the_patience_of_proxies_and_ends_with_its_own() -> None:
+    """A proxy that keeps it longer than the server sends into one that is just being closed, and tells 502."""
+    assert Limits().idle_seconds > 60
+    with running(make_house(idle_seconds=0.3)) as house, connected(house) as client:
+        for _ in range(2):
+            assert asks_again(client)
+        begun = time.monotonic()
+        assert client.recv(1) == b""
+        assert 0.2 < time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize("is_long", [True, False])
+def test_a_connection_that_is_idle_for_long_makes_room(
+    monkeypatch: pytest.MonkeyPatch, is_long: bool
+) -> None:
+    monkeypatch.setattr(connection, "_IDLE_FOR_LONG", 0.2 if is_long else 60)
+    house = make_house(connections=2)
+    with running(house), connected(house) as idle, connected(house) as silent:
+        assert asks_again(idle)
+        time.sleep(0.4)
+        assert httpx2.get(f"{house.url}/v1/models").status_code == (200 if is_long else 503)
+        if is_long:
+            assert idle.recv(1) == b""
+        else:
+            assert asks_again(idle)
+        assert asks_again(silent), "it has asked for nothing yet, and has its time"
 
 
 def test_headers_that_are_too_many(guarded: House) -> None:
@@ -711,7 +764,7 @@ def test_a_reader_that_takes_nothing_of_a_whole_answer_is_cut_off(large: bytes, 
     """However its connection was to end; one that reads slowly, and longer than that, has all of it."""
     close = b"Connection: close\r\n" if way == "closed" else b""
     asked = (large + close + b"\r\n") * (3 if way == "several" else 1)
-    house = make_house(stall_seconds=0.5)
+    house = make_house(stall_seconds=0.5, idle_seconds=0.5)
     with running(house), connected(house) as lazy, connected(house) as reader:
         for client in (lazy, reader):
             client.sendall(asked)
@@ -727,8 +780,8 @@ def test_a_reader_that_takes_nothing_of_a_whole_answer_is_cut_off(large: bytes, 
             found += piece
         assert len(found) >= 20 << 20
         reader.close()
-        if way == "kept":  # uvicorn's keep-alive time is over after 5 s
-            time.sleep(5)
+        if way == "kept":  # its time without a request is over
+            time.sleep(0.5)
         begun = time.monotonic()
         got = 0
         time.sleep(2)

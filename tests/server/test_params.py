@@ -87,6 +87,47 @@ def test_a_setting_is_named_as_the_request_names_it(
     assert refusal(RUNS, {"problem": "3+4", **options}, served).error["param"] == param
 
 
+WRONG: dict[str, tuple[Any, ...]] = {
+    "max_tokens": (0, -1, "9"),
+    "max_completion_tokens": (0, -1, True),
+    "n": (0, -1, 10**6),
+    "temperature": (-1, 1000, "hot"),
+    "top_p": (-1, 2, []),
+    "top_k": (-2, "all"),
+    "min_p": (-1, 2),
+    "frequency_penalty": (1000, "x"),
+    "presence_penalty": (-1000,),
+    "repetition_penalty": (0, -1),
+    "min_tokens": (-1, "few"),
+    "seed": (0.5, "x"),
+    "stop": (5, [5], ["a"] * 5, "", [""]),
+    "logit_bias": ({"a": 1}, {"-1": 1}, {"1": 1000}, []),
+    "reasoning_effort": ("much", 5),
+}
+
+
+@pytest.mark.parametrize("model", [NAME, TEAM, f"{NAME}:sequential", f"{NAME}:skeleton"])
+@pytest.mark.parametrize("field", list(WRONG))
+def test_a_message_begins_with_the_field_that_it_is_about(
+    field: str, model: str, served: Served
+) -> None:
+    """By the request's own word for it, and not by that of the setting it becomes: a method's `total` and `budget`."""
+    for value in WRONG[field]:
+        bodies = [(CHAT, {"messages": ASK, "model": model, field: value})]
+        if model == NAME and field not in ("max_completion_tokens", "reasoning_effort"):
+            bodies.append((PLAIN, {"prompt": "3+4", field: value}))
+        if field in ("temperature", "top_p"):
+            bodies.append((RESPONSES, {"input": "3+4", "model": model, field: value}))
+        if field == "max_completion_tokens":
+            given = {"input": "3+4", "model": model, "max_output_tokens": value}
+            bodies.append((RESPONSES, given))
+        for url, body in bodies:
+            error = refusal(url, body, served).error
+            param = list(body)[-1]
+            assert error["param"] == param, (url, body, error)
+            assert str(error["message"]).startswith(param), (url, body, error)
+
+
 def test_a_bound_of_all_passes_bounds_what_a_request_may_write(served: Served) -> None:
     asked = {"messages": ASK, "model": f"{NAME}:hogwild-200"}
     assert refusal(CHAT, {**asked, "max_tokens": 10**6}, served).error["param"] == "max_tokens"

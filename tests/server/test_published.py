@@ -8,7 +8,12 @@ from typing import Any
 
 import httpx2
 import pytest
+from openai.types import completion_create_params as plain_params
+from openai.types.chat import completion_create_params
+from openai.types.responses import response_create_params
 
+from manyhands.schema.openai import Shape
+from manyhands.server.shapes import ChatBody, PlainBody, ResponsesBody
 from tests.server.house import NAME, House, make_house, running
 from tests.server.openai_description import REQUESTS, description, fields_of, wrong
 
@@ -72,6 +77,22 @@ def test_completions_are_as_published(client: httpx2.Client) -> None:
     for chunk in streamed(client.post("/v1/completions", json=body)):
         if chunk["choices"][0]["finish_reason"] is not None:  # else null, which is not described
             assert wrong("CreateCompletionResponse", chunk) == []
+
+
+@pytest.mark.parametrize(
+    ("published", "ours"),
+    [
+        (completion_create_params.CompletionCreateParamsBase, ChatBody),
+        (plain_params.CompletionCreateParamsBase, PlainBody),
+        (response_create_params.ResponseCreateParamsBase, ResponsesBody),
+    ],
+)
+def test_each_field_of_the_published_client_has_its_own_word(
+    published: Any, ours: type[Shape]
+) -> None:
+    """It is understood, left alone, or refused for a reason; "not known" is said of a slip of the pen."""
+    own = {field.alias or name for name, field in ours.model_fields.items()}
+    assert set(published.__annotations__) <= own
 
 
 @pytest.mark.parametrize("kind", RESPONSES)

@@ -254,6 +254,7 @@ def test_a_run_belongs_to_its_key(house: House, anna: httpx2.Client) -> None:
             ("GET", ""), ("GET", "/events"), ("GET", "/trace"), ("DELETE", ""), ("POST", "/messages"),
         ):  # fmt: skip
             answer = ben.request(method, f"/v1/runs/{run}{path}", json={"item": "AnswerNow"})
+            assert f"there is no run '{run}'" in answer.json()["error"]["message"]
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "run_not_found")
     assert anna.get(f"/v1/runs/{run}").json()["status"] == "running"
     anna.delete(f"/v1/runs/{run}")

@@ -322,7 +322,7 @@ def test_models_and_their_aliases(client: OpenAI) -> None:
     assert {f"{NAME}:hogwild-4", f"{NAME}:branches"} < set(names)
     for name in names:
         assert client.models.retrieve(name).id == name
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.NotFoundError, match="no model 'gpt'; GET /v1/models lists"):
         client.models.retrieve("gpt")
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="/etc/passwd", messages=ASK)
@@ -535,9 +535,13 @@ def test_a_run_that_can_never_fit_is_refused_with_a_status() -> None:
 
 
 def test_unknown_routes_and_methods(house: House) -> None:
-    assert httpx2.get(f"{house.url}/v1/nothing").json()["error"]["code"] == "not_found"
+    error = httpx2.get(f"{house.url}/v1/nothing").json()["error"]
+    assert error["code"] == "not_found"
+    assert error["message"].startswith("there is no route '/v1/nothing'; GET /openapi.json lists")
     answer = httpx2.get(f"{house.url}/v1/chat/completions")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (405, "method_not_allowed")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (405, "method_not_allowed")
+    assert error["message"] == "the route '/v1/chat/completions' does not take 'GET'; it takes POST"
 
 
 # -- for operators -----------------------------------------------------------------------------------

@@ -100,6 +100,9 @@ def test_what_is_left_out_has_its_default() -> None:
     )
     assert settings_of(request(**nothing), DEFAULTS) == expected
     assert choice_of(request(temperature=0), DEFAULTS) == Choice(), "0 says something"
+    assert choice_of(request(top_p=0), DEFAULTS) == Choice(temperature=0.5, top_k=1), (
+        "the likeliest"
+    )
     assert settings_of(request(seed=0), DEFAULTS).seed == 0
 
 
@@ -110,7 +113,7 @@ def test_what_is_left_out_has_its_default() -> None:
         ({"max_completion_tokens": 0}, "max_completion_tokens is 0; expected 1 or more"),
         ({"temperature": 1e308}, "temperature is 1e.308; expected 0 to 100"),
         ({"temperature": -1}, "temperature is -1.0; expected 0 to 100"),
-        ({"top_p": 0}, r"top_p is 0.0; expected above 0"),
+        ({"top_p": 1.5}, r"top_p is 1.5; expected above 0"),
         ({"top_k": -1}, "top_k is -1; expected 0"),
         ({"min_p": 2}, "min_p is 2.0; expected 0 to 1"),
         ({"stop": ["a", ""]}, "stop has an empty text"),
@@ -497,7 +500,12 @@ def test_aliases_of_a_model() -> None:
             "the model's alias asks for 'hogwild'",
         ),
         ({"method": "hogwild", "budget": 0}, {"max_tokens": 7}, "manyhands.budget", "budget is 0"),
-        ({"method": "sequential"}, {"max_tokens": 0}, "max_tokens", "budget is 0"),
+        (
+            {"method": "sequential"},
+            {"max_tokens": 0},
+            "max_tokens",
+            "max_tokens is 0; expected 1 or more",
+        ),
         (None, {"model": "our-model:swarm"}, "model", "expected 'our-model'"),
         (None, {"model": "our-model:hogwild-0"}, "manyhands.workers", "expected 1"),
         ({"method": "hogwild"}, {"url": PLAIN, "prompt": "x"}, "manyhands.method", "takes a chat"),

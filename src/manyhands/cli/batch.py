@@ -24,7 +24,7 @@ from manyhands.cli.guard import tell
 from manyhands.cli.loading import changes_of, load_engine, name_of, sampled
 from manyhands.cli.output import Notes, say, say_json
 from manyhands.cli.spreading import facts_of, spread
-from manyhands.cli.stopping import StopRequest, exit_code_of, word_for
+from manyhands.cli.stopping import StopRequest, exit_code_of, number_of, word_for
 from manyhands.errors import InvalidRequest, ManyhandsError
 from manyhands.evaluation.shared import SHARED_PREFIX
 from manyhands.schema.lines import Line
@@ -57,20 +57,28 @@ def batch(options: BatchOptions) -> None:
         seconds = 0.0
         if left:
             _warn_of_other_models(left, model, notes)
-            usage, seconds = _answer(left, given, output, defaults, options, notes, stop)
-        num_left = given.num_requests - len(output.done)
+            try:
+                usage, seconds = _answer(left, given, output, defaults, options, notes, stop)
+            except KeyboardInterrupt as error:  # the model was loading, or it is the second
+                raise _stopped(number_of(error), given, output) from error
         _sum_up(given, output, usage, seconds, options)
-        if num_left:
+        if len(output.done) < given.num_requests:
             assert stop.number is not None, "without a request to stop, nothing is left"
-            word = word_for(stop.number)
-            tell(f"{word} with {num_left} requests left; the same command goes on")
-            raise typer.Exit(exit_code_of(stop.number))
+            raise _stopped(stop.number, given, output)
     if output.num_failed:
         raise ManyhandsError(
             f"{output.num_failed} of {given.num_requests} requests could not be answered",
             hint=f"the reasons stand in {str(options.answers)!r}, in the field `error`; mend that, and "
             "run the same command with --retry-failures",
         )
+
+
+def _stopped(number: int, given: Input, output: Output) -> typer.Exit:
+    """The end by this signal; what is left is told."""
+    num_left = given.num_requests - len(output.done)
+    left = "1 request" if num_left == 1 else f"{num_left} requests"
+    tell(f"{word_for(number)} with {left} left; the same command goes on")
+    return typer.Exit(exit_code_of(number))
 
 
 def _check(options: BatchOptions) -> None:

@@ -29,9 +29,8 @@ from manyhands.cli.exam_options import (
     JudgeOptions,
     ReportOptions,
 )
-from manyhands.cli.guard import tell
+from manyhands.cli.guard import going_on, tell
 from manyhands.cli.output import say
-from manyhands.cli.stopping import exit_code_of, number_of, word_for
 from manyhands.errors import InvalidRequest, ManyhandsError
 from manyhands.evaluation.grading import Grading
 from manyhands.evaluation.judge import (
@@ -67,6 +66,11 @@ _NAMED = 5  # samples without a vote that can be read
 
 def evaluate(options: EvalOptions) -> None:
     """Take an exam; see `manyhands eval --help`."""
+    with going_on(f"what {options.out} has stays"):
+        _evaluate(options)
+
+
+def _evaluate(options: EvalOptions) -> None:
     method = EXAM_METHODS[options.method]
     budgets = tuple(sorted(set(options.budgets))) or (method.settings().budget,)
     task, samples = task_of(options)
@@ -89,7 +93,7 @@ def _examine(
     with (
         Grading(task, options.grader_seconds or protocol.grader_seconds) as grading,
         closing(RecordFile(path, replace(header, task=task.name))) as file,
-        _told_where(path),
+        going_on(f"{path} has what is graded so far"),
     ):
         if file.num_torn:
             tell(
@@ -107,6 +111,11 @@ def _examine(
 
 def judge(options: JudgeOptions) -> None:
     """Have records judged; see `manyhands judge --help`."""
+    with going_on(f"the votes that {options.folder} has stay"):
+        _judge_all(options)
+
+
+def _judge_all(options: JudgeOptions) -> None:
     rubric = RUBRICS[options.rubric]
     if options.temperature is not None:
         rubric = replace(rubric, temperature=options.temperature)
@@ -124,7 +133,8 @@ def _judge(judging: Judging, found: Sequence[Results]) -> list[VoteMoment]:
         label = f"{results.header.task}, {results.header.label}"
         try:
             cast = votes_file(results.path, judging.rubric.name)
-            with _told_where(cast, "judged"), _reporting(label) as report:
+            kept = f"{cast} has what is judged so far"
+            with going_on(kept), _reporting(label) as report:
                 last = None
                 for last in cast_votes(judging, results):
                     report(last.done, 0, last.total, f"{last.unread} could not be read")
@@ -207,17 +217,6 @@ def _command() -> str:
 
 
 # -- what a user sees ------------------------------------------------------------------------------
-
-
-@contextmanager
-def _told_where(path: Path, done: str = "graded") -> Iterator[None]:
-    """Ctrl-C loses nothing, and the user is told so."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        number = number_of(error)
-        tell(f"{word_for(number)}; {path} has what is {done} so far, and the same command goes on")
-        raise typer.Exit(exit_code_of(number)) from error
 
 
 @contextmanager

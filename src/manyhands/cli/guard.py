@@ -73,6 +73,17 @@ def guarded() -> Iterator[None]:
         raise typer.Exit(EXIT_READER_GONE) from error
 
 
+@contextmanager
+def going_on(kept: str) -> Iterator[None]:
+    """An interrupt inside loses nothing, and the user is told what is `kept`."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        number = number_of(error)
+        tell(f"{word_for(number)}; {kept}, and the same command goes on")
+        raise typer.Exit(exit_code_of(number)) from error
+
+
 def out_of_memory(error: BaseException) -> OutOfMemory | None:
     """The error of a process that may not have the memory it needs; None if that is not the reason.
 

@@ -23,7 +23,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from manyhands.cli.guard import tell
+from manyhands.cli.guard import going_on, tell
 from manyhands.cli.options import TrainOptions
 from manyhands.cli.output import version_of
 from manyhands.cli.stopping import exit_code_of, number_of
@@ -59,7 +59,8 @@ def train(options: TrainOptions) -> None:
     from manyhands.model.quiet import quiet
     from manyhands.replay.train import LOG_LINES, Training
 
-    with _together(options.device) as (device, rank):
+    kept = f"a checkpoint in {options.out}, if there is one, is whole"
+    with going_on(kept), _together(options.device) as (device, rank):
         with quiet():
             recipe = recipe.in_words_of_start()
             adapter, tokenizer = recipe.load(device)

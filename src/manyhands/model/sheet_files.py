@@ -53,7 +53,7 @@ from manyhands.model.landings import Landing, Landings, SheetPart, checksum
 LOG = logging.getLogger("manyhands.cache")
 VERSION = "2"  # of what stands in a file
 _SUFFIX, _UNFINISHED = ".safetensors", ".part"
-_STALE = 3600  # seconds after which an unfinished file is a dead writer's
+_STALE = 600  # seconds without a byte after which an unfinished file is a dead writer's
 _MOST_READERS = 16
 _AT_ONCE = 4 << 20  # bytes that a reader asks for
 _BEGINNING = 0.01  # seconds for which each of them has something to do, so that it is begun
@@ -257,6 +257,7 @@ class SheetFiles:
         """Remove the sheets that were used least recently until so many bytes fit; False: they never will."""
         if num_bytes > self.limit:
             return False
+        _sweep(self.folder)
         found = sorted(_files(self.folder))
         total = sum(size for _, size, _ in found) + num_bytes
         for _, size, path in found:
@@ -430,8 +431,13 @@ def _make(own: Path, folder: Path) -> None:
             f"the cache {str(folder)!r} cannot be written to: {error.strerror}",
             hint=place_or_room(error),
         ) from error
+    _sweep(folder)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what dead writers of any model have left: no limit counts it, and a server may be killed again and again."""
     dead = time.time() - _STALE
-    for path in own.glob(f".*{_UNFINISHED}"):
+    for path in folder.glob(f"*/.*{_UNFINISHED}"):
         with suppress(OSError):
             if path.stat().st_mtime < dead:
                 path.unlink()

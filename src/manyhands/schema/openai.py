@@ -308,7 +308,7 @@ class ChatRequest(Request):
     """The body of `POST /v1/chat/completions`."""
 
     messages: Items[Message] = asked(
-        f"a list of messages, {MAX_MESSAGES} at most", required=True, min_length=1
+        f"a list of 1 to {MAX_MESSAGES} messages", required=True, min_length=1
     )
     max_completion_tokens: int | None = asked("a whole number")
     reasoning_effort: Effort | None = asked(EFFORTS)
@@ -317,8 +317,17 @@ class ChatRequest(Request):
     top_logprobs: int | None = asked("a whole number")
     response_format: ResponseFormat | None = asked("an object with a field 'type'")
 
+    audio: Any = refused("there is no sound")
+    function_call: Any = refused("there are no tools", "none", "auto")
+    functions: Any = refused("there are no tools", [])
+    moderation: Any = refused("nothing is moderated")
     tool_choice: Any = refused("there are no tools", "none", "auto")
     tools: Any = refused("there are no tools", [])
+    web_search_options: Any = refused("there is no search")
+
+    prediction: Any = ignored("it makes an answer faster, and no other one")
+    prompt_cache_options: Any = ignored("what prompts have in common is found by itself")
+    prompt_cache_retention: Any = ignored("what prompts have in common is found by itself")
 
     @property
     def told(self) -> int | None:

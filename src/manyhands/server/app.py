@@ -22,7 +22,7 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from manyhands.errors import ManyhandsError
-from manyhands.schema.openai import CHAT, PLAIN, InvalidField, read_shape
+from manyhands.schema.openai import CHAT, PLAIN, InvalidField, read_shape, shown
 from manyhands.server import chat, responses, run_routes
 from manyhands.server.asked import tokens_of
 from manyhands.server.failures import Refusal, failure_of
@@ -159,7 +159,8 @@ async def model(request: Request) -> Response:
     """`GET /v1/models/{model}`."""
     front, name = front_of(request), request.path_params["model"]
     if name not in front.served.models:
-        raise Refusal(404, "there is no such model", code="model_not_found", param="model")
+        said = f"there is no model {shown(name)}; GET /v1/models lists those that there are"
+        raise Refusal(404, said, code="model_not_found", param="model")
     return JSONResponse(_model(front, name))
 
 
@@ -234,12 +235,17 @@ async def _left(request: Request, error: Exception) -> Response:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    said = {404: "there is no such route", 405: "the route does not take this method"}
+    path, headers = shown(request.scope["path"]), dict(error.headers or {})
+    known = headers.get("Allow", "others")
+    said = {
+        404: f"there is no route {path}; GET /openapi.json lists those that there are",
+        405: f"the route {path} does not take {shown(request.method)}; it takes {known}",
+    }
     codes = {404: "not_found", 405: "method_not_allowed"}
     refusal = Refusal(
         error.status_code,
         said.get(error.status_code, "the request cannot be answered"),
         code=codes.get(error.status_code, "bad_request"),
-        headers=dict(error.headers or {}),
+        headers=headers,
     )
     return JSONResponse(refusal.body, refusal.status, refusal.headers)

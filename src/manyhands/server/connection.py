@@ -3,7 +3,8 @@
 What uvicorn leaves to a proxy in front of it:
 
 - Headers that come a byte a second. A connection on which no request begins within `request_seconds`, or
-  none after the last answer within the keep-alive time, is closed.
+  none after the last answer within `idle_seconds`, is closed.
+- Connections that are kept for a next request. Where a new one is one too many, one that has been idle for long is closed.
 - A reader that takes nothing. Closing such a connection waits until what is buffered was sent, which is
   never; `abort`, which every request finds in its state, does not wait. Where more is buffered than should be, or where the
   connection is being closed, a client has `stall_seconds` to take some of it, and as long again behind all that it takes.
@@ -56,6 +57,9 @@ _BEGINNING = b"HTTP/1.1 "  # of every answer, also to HTTP/1.0
 # Seconds from the first byte of it to the second; each wait is three times the one before, so the ninth comes after 328 s.
 _FIRST_WAIT, _GROWTH = 0.1, 3
 _LONGEST_WAIT = 10.0  # between two comments
+_IDLE_FOR_LONG = (
+    5.0  # seconds; a client that asks again and again is not cut off between two requests
+)
 _LOOK = 0.5  # seconds from one look for an error of the socket to the next
 # TCP's keep-alive: seconds without a word, seconds between two questions, and how many are asked in vain.
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
@@ -152,6 +156,7 @@ class Connection(H11Protocol):
 
     request_seconds = 30.0
     stall_seconds = 60.0
+    idle_seconds = 75.0
     most = 1024
 
     def __init__(
@@ -168,6 +173,7 @@ class Connection(H11Protocol):
             "num_taken": lambda: self._own.num_taken,
         }
         super().__init__(config, server_state, {**app_state, **own}, _loop)
+        self.timeout_keep_alive = self.idle_seconds  # type: ignore[assignment]  # any number will do
         self._patience: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._stalling: asyncio.TimerHandle | None = None
@@ -227,8 +233,25 @@ class Connection(H11Protocol):
         """The client is there; its first request has so long to begin."""
         self._own = _Transport(transport, self._ends_at_once, self._have_patience, self._watch)
         super().connection_made(cast(asyncio.Transport, self._own))
-        self._had_room = len(self.connections) <= self.most
+        self._had_room = len(self.connections) <= self.most or self._make_room()
         self._have_patience()
+
+    def _make_room(self) -> bool:
+        """Close the connection that has been idle for longest, if one has been for long; whether there was one."""
+        others = [each for each in self.connections if isinstance(each, Connection)]
+        idle = max(others, key=lambda each: each.seconds_idle, default=self)
+        if idle.seconds_idle < _IDLE_FOR_LONG:
+            return False
+        idle.shutdown()
+        return True
+
+    @property
+    def seconds_idle(self) -> float:
+        """Seconds since the last answer was complete; 0 where a request or an answer is under way."""
+        timer = self.timeout_keep_alive_task
+        if timer is None or self.is_answering or self._own.is_closing() or self._own.num_left:
+            return 0.0
+        return self.loop.time() - (timer.when() - self.idle_seconds)
 
     def _ends_at_once(self) -> bool:
         """Whether the client has sent all of its request, is not answered to the end, or the server ends."""
@@ -396,5 +419,7 @@ def _chunk(piece: bytes) -> bytes:
 
 def connections_with(limits: Limits, most: int) -> type[Connection]:
     """Connections on which a request and a reader have so much time as these limits say, and so many of them."""
-    times = {"request_seconds": limits.request_seconds, "stall_seconds": limits.stall_seconds}
+    times = {
+        name: getattr(limits, name) for name in ("request_seconds", "stall_seconds", "idle_seconds")
+    }
     return type("Connection", (Connection,), {**times, "most": most})

@@ -159,7 +159,7 @@ class Gate:
         if bare not in self.hosts and name not in self.hosts:
             raise Refusal(
                 403,
-                "the request's Host is not a name of this server",
+                f"the request's Host is {name[:100]!r}; expected a name of this server (serve --allow-host NAME)",
                 code="unknown_host",
             )
 
@@ -170,7 +170,11 @@ class Gate:
         host = headers.get(b"host").decode("latin-1")
         if origin.partition("://")[2] != host or origin == "null":
             raise Refusal(
-                403, "the request comes from a page of another site", code="foreign_origin"
+                403,
+                f"the request comes from a page of another site: its Origin is {origin[:100]!r}, and its Host {host[:100]!r}; "
+                "a proxy has to hand on the Host that it is asked by, port included (nginx: proxy_set_header Host $http_host), "
+                "and pages of other sites have to be allowed (serve --allow-origin ORIGIN)",
+                code="foreign_origin",
             )
 
     def _check_body(self, headers: _Headers) -> None:

@@ -34,6 +34,13 @@ class Limits:
         panel=_REQUESTS,
         unit="seconds",
     )
+    idle_seconds: float = setting(
+        75.0,  # proxies keep connections for 60 s, and a request to one that is just being closed is lost
+        "That a connection stays open behind an answer; longer than a proxy in front keeps it.",
+        above=0,
+        panel=_REQUESTS,
+        unit="seconds",
+    )
     connections: int = setting(1024, "Connections at the same time.", at_least=1, panel=_REQUESTS)
     request_prompts: int = setting(256, "Prompts of one request.", at_least=1, panel=_REQUESTS)
     request_tokens: int = setting(

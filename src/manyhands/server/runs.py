@@ -17,6 +17,7 @@ from typing import Any
 from manyhands.engine.service import Handle, Moment, Service
 from manyhands.errors import ManyhandsError, ServiceStopped
 from manyhands.schema.lines import Line
+from manyhands.schema.openai import shown
 from manyhands.server.asked import Asked, Served
 from manyhands.server.failures import Refusal, failure_of
 from manyhands.server.partial import partial_answer
@@ -211,7 +212,8 @@ class Runs:
         """One of them. Refused where there is none, or another's."""
         run = self._known.get(name)
         if run is None or run.owner != owner:
-            raise Refusal(404, "there is no such run, or none any more", code="run_not_found")
+            said = f"there is no run {shown(name)}, or none any more; GET /v1/runs lists those that there are"
+            raise Refusal(404, said, code="run_not_found")
         return run
 
 

@@ -115,6 +115,8 @@ def choice_of(request: Request, defaults: Defaults) -> Choice:
         "logprobs": request.told,
     }
     asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if request.top_p == 0:  # OpenAI's range begins there: of any set the likeliest is a member
+        asked |= {"top_p": 1.0, "top_k": 1}
     try:
         return replace(defaults.settings.choice, **asked)
     except InvalidRequest as error:
@@ -486,6 +488,10 @@ def _method_settings(
     values["choice"] = choice_of(request, own)
     if request.seed is not None:
         values["seed"] = request.seed
+    if request.most_tokens is not None and request.most_tokens < 1:
+        raise InvalidField(
+            f"{request.most_by} is {request.most_tokens}; expected 1 or more", param=request.most_by
+        )
     # A reply that has a thinker beside it goes on behind the budget, so the budget alone does not bound it.
     if request.most_tokens is not None and method.solo and method.reading(usual) is None:
         values["budget"] = request.most_tokens
