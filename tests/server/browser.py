@@ -74,9 +74,15 @@ class Visit:
         found: list[str] = self.page.evaluate("window.violations")
         return found
 
-    def close(self, *homes: str) -> None:
-        """Leave; it must have asked nothing of anybody but `homes`, and have had no error."""
+    def assert_behaved(self, *homes: str) -> None:
+        """Its documents must have asked nothing of anybody but `homes`, and have had no error."""
         violations = self.violations()
-        self.context.close()
         foreign = [url for url in self.asked if not url.startswith((*homes, "data:", "blob:"))]
         assert (self.complaints, violations, foreign) == ([], [], [])
+
+    def close(self, *homes: str) -> None:
+        """Leave; the last document must have behaved."""
+        try:
+            self.assert_behaved(*homes)
+        finally:
+            self.context.close()
