@@ -706,13 +706,8 @@ def large(monkeypatch: pytest.MonkeyPatch) -> bytes:
     return b"GET /large HTTP/1.1\r\nHost: localhost\r\n"
 
 
-WAYS = (
-    "half-closed",
-    "closed",
-    "kept",
-    "several",
-    "late half-closed",
-)  # that a connection was to end
+# How a connection was to end.
+WAYS = ("half-closed", "closed", "kept", "several", "late half-closed")
 
 
 def test_a_reader_that_takes_nothing_of_a_whole_answer_is_cut_off(large: bytes) -> None:
