@@ -181,7 +181,37 @@ def test_an_argument_is_utf_8_in_every_locale() -> None:
     assert done.stdout == ascii("Gr\u00fc\u00dfe: 1 + 2") + "\n"
 
 
-def test_a_path_is_utf_8_in_every_locale(tmp_path: Path) -> None:
+# In one process of that locale, which imports once what all commands of them need, a copy of it for each command.
+_COMMANDS = """
+import os, sys, traceback
+import tests.warm_imports
+from manyhands.cli import main
+
+while "then" in sys.argv:
+    end = sys.argv.index("then")
+    words = sys.argv[1:end]
+    del sys.argv[1 : end + 1]
+    if (copy := os.fork()) == 0:
+        sys.argv[1:] = words
+        code = 1
+        said = os.open(words[0], os.O_WRONLY | os.O_CREAT)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        try:
+            main()
+        except SystemExit as left:
+            code = left.code or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    print(words[0], os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]), flush=True)
+"""
+
+
+def test_a_path_is_utf_8_in_every_locale(tmp_path: Path, model: Path) -> None:
     """Options that name folders, and a name that becomes one."""
     folder = tmp_path / "größe"
     given, out = folder / "fragen.jsonl", folder / "antworten.jsonl"
@@ -189,23 +219,30 @@ def test_a_path_is_utf_8_in_every_locale(tmp_path: Path) -> None:
     given.write_text(
         json.dumps({"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "1 + 2"}})
     )
-    cached = ["batch", str(given), str(out), "--cache", str(folder / "merkt")]
-    asked = ["eval", "--task", "arithmetic", "--limit", "1", "--method", "sequential"]
-    asked += ["--budgets", "2", "--out", str(folder / "exam"), "--label", "größe"]
+    of = ["--model", str(model), "--memory-tokens", "4096"]
+    cached = ["batch", str(given), str(out), "--cache", str(folder / "merkt"), *of, "then"]
+    asked = ["eval", "--task", "arithmetic", "--limit", "1", "--method", "sequential", *of]
+    asked += ["--budgets", "2", "--out", str(folder / "exam"), "--label", "größe", "then"]
+    adapted = ["solve", "1+2", "--adapter", str(folder), "then"]
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    for words in (cached, asked):
-        done = subprocess.run(
-            [*MANYHANDS, *words], env={**os.environ, **plain}, capture_output=True, check=False
-        )
-        assert done.returncode in DONE, done.stderr
+    path = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", _COMMANDS, *cached, *asked, *adapted],
+        env={**os.environ, **plain, "PYTHONPATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    codes = {name: int(code) for name, code in map(str.split, done.stdout.splitlines())}
+    said = {name: (tmp_path / name).read_bytes() for name in codes}
+    assert codes.pop("solve") not in DONE
+    assert {*codes} == {"batch", "eval"}
+    assert all(code in DONE for code in codes.values()), said
     assert (folder / "merkt").is_dir()
     assert (folder / "exam/arithmetic/größe.jsonl").is_file()
-    adapted = ["solve", "1+2", "--adapter", str(folder)]
-    done = subprocess.run(
-        [*MANYHANDS, *adapted], env={**os.environ, **plain}, capture_output=True, check=False
-    )
-    assert b"adapter_config.json is missing" in done.stderr
-    assert b"gr??e" not in done.stderr, "it was read as text"
+    assert b"adapter_config.json is missing" in said["solve"]
+    assert b"gr??e" not in said["solve"], "it was read as text"
 
 
 def test_a_folder_that_was_removed_is_said_before_torch_is_loaded(tmp_path: Path) -> None:

@@ -21,24 +21,24 @@ _STORE = 80 << 20  # bytes of each node's object store, the least that Ray takes
 def nodes() -> Iterator[Any]:
     """The cluster: a head with one core. Tests add nodes and take them away."""
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
-    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # tests beside it are not to starve it
-    os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'src'}"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from ray.cluster_utils import Cluster
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        patch.setenv("RAY_worker_niceness", "0")  # tests beside it are not to starve it
+        patch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'src'}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from ray.cluster_utils import Cluster
 
-        cluster = Cluster(
-            initialize_head=True,
-            head_node_args={
-                "num_cpus": 1,
-                "include_dashboard": False,
-                "object_store_memory": _STORE,
-            },
-        )
-    yield cluster
-    cluster.shutdown()
-    del os.environ["PYTHONPATH"], os.environ["RAY_worker_niceness"]  # noqa: SIM112
+            cluster = Cluster(
+                initialize_head=True,
+                head_node_args={
+                    "num_cpus": 1,
+                    "include_dashboard": False,
+                    "object_store_memory": _STORE,
+                },
+            )
+        yield cluster
+        cluster.shutdown()
 
 
 @pytest.fixture(scope="session")

@@ -196,7 +196,7 @@ def test_a_replica_comes_with_the_crowd_and_goes_without_cutting_an_answer(
     settings = ServingSettings(ray=nodes.address, most_replicas=2, replica_requests=2.0)
     with joined(settings), ThreadPoolExecutor(32) as crowd:
         fleet = deploy(
-            partial(dice_front, seconds=0.1, folder=str(tmp_path)),
+            partial(dice_front, seconds=0.3, folder=str(tmp_path)),
             Share(1, 0.4, 0.0),
             settings,
             Limits(),
@@ -247,6 +247,9 @@ def _is_there(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
+LONG = 500  # tokens, of 0.3 s each as long as passes are slow
+
+
 class Streamed:
     """A long answer that a thread reads until it ends, or its client leaves."""
 
@@ -261,7 +264,7 @@ class Streamed:
             "model": "dice:sequential",
             "messages": messages,
             "stream": True,
-            "max_tokens": 1500,
+            "max_tokens": LONG,
         }
         with client.stream("POST", CHAT, json=body) as stream:
             self._run.set_result(stream.headers["x-manyhands-run"])

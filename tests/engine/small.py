@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any, cast
 
 import transformers as hf
@@ -23,7 +24,7 @@ from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import EndSettings, SoloSettings, TeamSettings
 from manyhands.text import Text
-from tests.model.families_zoo import tiny_model
+from tests.model.families_zoo import tiny_model, tiny_models
 from tests.text.small_tokenizers import byte_level
 
 CONTEXT = 1024
@@ -56,6 +57,12 @@ def small_config(heads: int = 4, kv_heads: int = 2, layers: int = 2) -> hf.Qwen3
         eos_token_id=TOKENIZER.eos_token_id,
         tie_word_embeddings=False,
     )
+
+
+@cache
+def networks() -> dict[str, partial[Any]]:
+    """As `tiny_models`; the configurations of all families are made once, and nobody may change them."""
+    return tiny_models()
 
 
 def small_engine(

@@ -23,11 +23,11 @@ from manyhands.strategies.branch_joins import JOINS
 from manyhands.strategies.branches import branches
 from manyhands.strategies.settings import BranchSettings
 from tests.engine.small import TEXT as BYTES
-from tests.engine.small import executor_of
+from tests.engine.small import executor_of, networks
 from tests.engine.test_branches import PROMPT, SHORT, SKELETON, play
 from tests.model.dense_team import DenseRow, DenseTeam
 from tests.model.double import DoublePrecision
-from tests.model.families_zoo import tiny_model, tiny_models
+from tests.model.families_zoo import tiny_model
 from tests.poison import poison
 
 FLOAT64 = 1e-9
@@ -37,7 +37,7 @@ CASES += [(name, "keep") for name in ("gpt_oss", "gemma3_text", "smollm3")]
 
 
 def network(name: str) -> PreTrainedModel:
-    config = copy.deepcopy(tiny_models()[name].args[0])
+    config = copy.deepcopy(networks()[name].args[0])
     config.vocab_size = 512
     with DoublePrecision():  # for the frequencies of the rotation
         return tiny_model(config).double()

@@ -30,9 +30,9 @@ from manyhands.strategies.listening import Listen
 from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.settings import BranchSettings, EndSettings
 from manyhands.text import Text
-from tests.engine.small import LETTERS, finish, small_engine
+from tests.engine.small import LETTERS, finish, networks, small_engine
 from tests.engine.small import TEXT as BYTES
-from tests.model.families_zoo import tiny_model, tiny_models
+from tests.model.families_zoo import tiny_model
 from tests.strategies.specs import spec_of
 from tests.text.small_tokenizers import sentence_piece
 
@@ -53,8 +53,13 @@ class Played:
     answer: BranchAnswer | None = None
 
 
-def play(engine: Engine, strategy: Strategy, said: tuple[int, ...]) -> Played:
-    """Run a strategy on the engine; `said` is the text that the main strand writes first."""
+def play(
+    engine: Engine, strategy: Strategy, said: tuple[int, ...], last: tuple[int, ...] | None = None
+) -> Played:
+    """Run a strategy on the engine; `said` is the text that the main strand writes first.
+
+    Behind a step whose last row is fed `last` nothing is asked any more, and there is no answer.
+    """
     played, mouth = Played(), deque(said)
     tokens: tuple[int, ...] | None = None
     while True:
@@ -75,6 +80,9 @@ def play(engine: Engine, strategy: Strategy, said: tuple[int, ...]) -> Played:
                 played.written.setdefault(row.writer, []).append(chosen[index])
         played.steps.append(asked)
         played.logits.append(logits)
+        if asked.rows[-1].feed == last:
+            strategy.close()
+            return played
         tokens = tuple(chosen)
 
 
@@ -159,13 +167,14 @@ def test_the_reencoding_join_is_plain_causal_prefill(name: str, text: Text) -> N
             end=SHORT,
             max_blocks=1,
         )
-        played = play(engine, branches("who", text, settings, PROMPT), text.encode(SKELETON))
         close = text.encode("####%%%%\n")
-        (at,) = (i for i, step in enumerate(played.steps) if step.rows[-1].feed == close)
-        view = played.steps[at].rows[-1].view
+        run = branches("who", text, settings, PROMPT)
+        played = play(engine, run, text.encode(SKELETON), last=close)
+        assert played.answer is None, "it has come so far"
+        view = played.steps[-1].rows[-1].view
         whole = tuple(t for block in view.blocks[:-1] for t in block.tokens) + close
         causal = prefill(engine, whole, Choice())[1]
-        apart[join] = (played.logits[at][-1] - causal).abs().max().item()
+        apart[join] = (played.logits[-1][-1] - causal).abs().max().item()
         titles = [text.decode(whole).find(f"####{title}:") for title in TITLES]
         assert -1 < titles[0] < titles[1] < titles[2]
         assert "......" not in text.decode(whole)
@@ -177,7 +186,7 @@ def test_the_reencoding_join_is_plain_causal_prefill(name: str, text: Text) -> N
 
 def network_engine(name: str) -> Engine:
     """A network of this family with room for a whole tokenizer."""
-    config = copy.deepcopy(tiny_models()[name].args[0])
+    config = copy.deepcopy(networks()[name].args[0])
     config.vocab_size = 512
     return Engine(ModelAdapter(tiny_model(config)), memory_tokens=4096)
 

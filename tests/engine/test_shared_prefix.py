@@ -26,8 +26,17 @@ from manyhands.strategies.prompt_sharing import share_prompt
 from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import SharedSettings
 from manyhands.strategies.shared_prefix import Completions, Prompt, shared_prefix
-from tests.engine.small import LETTERS, NUM_IDS, TEXT, counting, executor_of, finish, small_engine
-from tests.model.families_zoo import tiny_model, tiny_models
+from tests.engine.small import (
+    LETTERS,
+    NUM_IDS,
+    TEXT,
+    counting,
+    executor_of,
+    finish,
+    networks,
+    small_engine,
+)
+from tests.model.families_zoo import tiny_model
 from tests.poison import poison
 
 GREEDY = Choice(forbidden=TEXT.eos)
@@ -62,7 +71,7 @@ def tokens_of(answer: object) -> list[Ids]:
 
 
 def family(name: str) -> Engine:
-    config = copy.deepcopy(tiny_models()[name].args[0])
+    config = copy.deepcopy(networks()[name].args[0])
     config.vocab_size = NUM_IDS
     return Engine(ModelAdapter(tiny_model(config)), memory_tokens=8192)
 

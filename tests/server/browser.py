@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -62,6 +62,23 @@ class Visit:
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
 
+    def again(
+        self,
+        address: str,
+        size: tuple[int, int] = (1440, 900),
+        color_scheme: Literal["light", "dark"] = "light",
+    ) -> None:
+        """As new for this address, in a fraction of the time: nothing is stored, asked or complained of."""
+        self.page.evaluate("localStorage.clear(); sessionStorage.clear()")
+        self.context.clear_cookies()
+        if self.page.url.partition("#")[0] == address.partition("#")[0]:
+            self.page.goto("about:blank")  # or it would stay the same document
+        self.page.mouse.move(0, 0)
+        self.page.set_viewport_size({"width": size[0], "height": size[1]})
+        self.page.emulate_media(color_scheme=color_scheme)
+        self.asked.clear()
+        self.complaints.clear()
+
     def until(self, truth: str, seconds: float = 30.0) -> None:
         """Wait for an expression to be true. (Playwright's own way would need `eval`, which the policy forbids.)"""
         limit = time.monotonic() + seconds
@@ -74,9 +91,15 @@ class Visit:
         found: list[str] = self.page.evaluate("window.violations")
         return found
 
-    def close(self, *homes: str) -> None:
-        """Leave; it must have asked nothing of anybody but `homes`, and have had no error."""
+    def assert_behaved(self, *homes: str) -> None:
+        """Its documents must have asked nothing of anybody but `homes`, and have had no error."""
         violations = self.violations()
-        self.context.close()
         foreign = [url for url in self.asked if not url.startswith((*homes, "data:", "blob:"))]
         assert (self.complaints, violations, foreign) == ([], [], [])
+
+    def close(self, *homes: str) -> None:
+        """Leave; the last document must have behaved."""
+        try:
+            self.assert_behaved(*homes)
+        finally:
+            self.context.close()

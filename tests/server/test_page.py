@@ -51,19 +51,35 @@ def server() -> Iterator[PageServer]:
         yield found
 
 
+@pytest.fixture(scope="module")
+def kept() -> Iterator[list[Visit]]:
+    """A visit that behaved, for the next test: a new one takes a second."""
+    visits: list[Visit] = []
+    yield visits
+    for one in visits:
+        one.context.close()
+
+
 @pytest.fixture
-def visit(browser: Any, server: PageServer) -> Iterator[Opens]:
+def visit(browser: Any, server: PageServer, kept: list[Visit]) -> Iterator[Opens]:
     """Open a page, which must behave to the end of the test."""
     visits: list[Visit] = []
 
     def opened(address: str, **choices: Any) -> Visit:
-        visits.append(Visit(browser, **choices))
+        if kept:
+            visits.append(kept.pop())
+            visits[-1].again(address, **choices)
+        else:
+            visits.append(Visit(browser, **choices))
         visits[-1].page.goto(address)
         return visits[-1]
 
     yield opened
     for one in visits:
-        one.close(server.address, "file://")
+        one.assert_behaved(server.address, "file://")
+    for one in visits[1:]:
+        one.context.close()
+    kept += visits[:1]
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,14 @@ from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.world import World
 from manyhands.model.quiet import quiet
 from manyhands.model.settings import ModelSettings
-from tests.engine.small import TOKENIZER, small_config
-from tests.model.families_zoo import tiny_model, tiny_models
+from tests.engine.small import TOKENIZER, networks, small_config
+from tests.model.families_zoo import tiny_model
 
 
 def family_folder(name: str, folder: Path) -> Path:
     """The network of the zoo, saved."""
     with quiet():
-        tiny_models()[name]().save_pretrained(folder)
+        networks()[name]().save_pretrained(folder)
     TOKENIZER.save_pretrained(folder)
     return folder
 
