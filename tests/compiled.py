@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -61,29 +60,11 @@ from manyhands.model.kernels.experts import experts as whole_experts
 from manyhands.model.quantised.linear import Float8Linear
 from manyhands.model.quantised.w4a16 import Int4Linear
 from manyhands.model.routing import ExpertGroups, Scoring
+from tests.no_device import NoDevice
 
 ROWS = ("_w4a16_product", "_mxfp4_product")  # products in assembly
 CPU, DTYPE = torch.device("cpu"), torch.bfloat16
 HEADS, KV_HEADS, DIM, PAGE = 8, 2, 64, 64
-
-
-class NoDevice:
-    """As much of a driver as compiling asks for."""
-
-    def __init__(self, capability: int) -> None:
-        self.target = GPUTarget("cuda", capability, 32)
-
-    def get_current_target(self) -> GPUTarget:
-        """The device to compile for."""
-        return self.target
-
-    def get_current_device(self) -> int:
-        """Any number."""
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        """Any number."""
-        return device
 
 
 class Launch(NamedTuple):

@@ -30,7 +30,7 @@ from triton.runtime import driver
 
 from manyhands.attention import compile_at_once
 from manyhands.attention.compile_at_once import compiling_at_once, counting_new_kernels
-from tests.compiled import NoDevice
+from tests.no_device import NoDevice
 
 driver.set_active(NoDevice(90))
 print("said before")  # and not again by each child
@@ -145,7 +145,7 @@ IN_TROUBLE = f"""
 import _thread, os, pathlib, signal, sys, threading, time, traceback
 from triton.runtime import driver
 from manyhands.attention import compile_at_once
-from tests.compiled import NoDevice
+from tests.no_device import NoDevice
 
 def children():
     return [int(pid) for place in pathlib.Path("/proc/self/task").glob("*/children") for pid in place.read_text().split()]
