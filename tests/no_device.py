@@ -16,8 +16,8 @@ class NoDevice:
         return self.target
 
     def get_current_device(self) -> int:
-        """Any number."""
-        return 0
+        """A number for each kind, by which Triton keeps what it has compiled."""
+        return int(self.target.arch)
 
     def get_current_stream(self, device: int) -> int:
         """Any number."""

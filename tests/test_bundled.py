@@ -85,7 +85,8 @@ def told(engine: Engine, prompt: TeamPrompt) -> Told:
         f"pause {each}": TeamSettings(workers=3, away=(each,), end=SILENT) for each in PAUSES
     }
     asked = {
-        "team of 1": (ASKED[:3], TeamSettings(workers=1, end=SILENT)),  # eight take it twice as long
+        # A list of eight would take one worker twice as many passes as anything else.
+        "team of 1": (ASKED[:3], TeamSettings(workers=1, end=SILENT)),
         "team of 4": (ASKED, TeamSettings(workers=4, end=SILENT)),
         "team of 2": (ASKED, TeamSettings(workers=2)),  # with its reply
         **{name: (FIVE[:1], settings) for name, settings in of_three.items()},
