@@ -127,7 +127,7 @@ def facts_of(name: str, specialization: str) -> frozenset[str]:
 
 
 def facts(launches: Iterable[Launch]) -> frozenset[str]:
-    """Those of all of them."""
+    """Facts of all of these launches."""
     return frozenset[str]().union(*(launch.facts for launch in launches))
 
 
