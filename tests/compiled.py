@@ -5,8 +5,9 @@
 
 The functions that launch kernels are called as ever, with tensors on the CPU; a driver that has no device
 stands in for Triton's, and launching is left out. A cover of the launches is compiled: every fact of a launch,
-as a constant's value or an argument's type, is in one of the cover. One line of JSON per kernel says what its
-machine code holds; a last one holds the facts of all launches. Runs in a process of its own, because Triton decides on import whether it interprets.
+as a constant's value or an argument's type, is in one of the cover. Of those for an older device than Hopper only some are
+asked for (`asked_of_older`). One line of JSON per kernel says what its machine code holds; a last one holds the facts that
+were asked for. Runs in a process of its own, because Triton decides on import whether it interprets.
 """
 
 from __future__ import annotations
@@ -16,14 +17,13 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -61,29 +61,19 @@ from manyhands.model.kernels.experts import experts as whole_experts
 from manyhands.model.quantised.linear import Float8Linear
 from manyhands.model.quantised.w4a16 import Int4Linear
 from manyhands.model.routing import ExpertGroups, Scoring
+from tests.no_device import NoDevice
 
+HOPPER = 90
 ROWS = ("_w4a16_product", "_mxfp4_product")  # products in assembly
+# Products in Triton's own words: by which matrix unit, and with how much memory, is the device's matter.
+DOTS = {
+    *("_skinny", "_expert_gated", "_expert_down", "attend_kernel"),
+    *("forward_kernel", "of_queries_kernel", "of_keys_kernel"),
+}
+RINGS = "whether there is a ring:"
+RUN: Any = JITFunction.run
 CPU, DTYPE = torch.device("cpu"), torch.bfloat16
 HEADS, KV_HEADS, DIM, PAGE = 8, 2, 64, 64
-
-
-class NoDevice:
-    """As much of a driver as compiling asks for."""
-
-    def __init__(self, capability: int) -> None:
-        self.target = GPUTarget("cuda", capability, 32)
-
-    def get_current_target(self) -> GPUTarget:
-        """The device to compile for."""
-        return self.target
-
-    def get_current_device(self) -> int:
-        """Any number."""
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        """Any number."""
-        return device
 
 
 class Launch(NamedTuple):
@@ -96,11 +86,10 @@ class Launch(NamedTuple):
 
 
 def note_launches(capability: int) -> dict[str, Launch]:
-    """From here on launches are noted, each kind of them once, and nothing else is done."""
+    """All that is launched on such a device, each kind of it once; nothing else is done."""
     driver.set_active(NoDevice(capability))
     noted: dict[str, Launch] = {}
     asked: list[str] = []
-    run: Any = JITFunction.run
 
     def ask(*, compile: dict[str, Any], **others: Any) -> bool:
         asked.append(compile["specialization_data"])
@@ -108,15 +97,20 @@ def note_launches(capability: int) -> dict[str, Launch]:
 
     def note(self: Any, *arguments: Any, **options: Any) -> None:
         options["warmup"] = True
-        run(self, *arguments, **options)
-        launch = Launch(self, arguments, options, facts_of(self.__name__, asked.pop()))
+        RUN(self, *arguments, **options)
+        found = facts_of(self.__name__, asked.pop())
+        if self.__name__ in ROWS:
+            found |= {f"{RINGS} {self.__name__} {options['STAGES'] > 0}"}
+        launch = Launch(self, arguments, options, found)
         noted.setdefault(" ".join(sorted(launch.facts)), launch)
 
     triton.knobs.runtime.jit_cache_hook = ask
     JITFunction.run = note
     for room in (skinny, gate_up, ring, launches, triton_backend, w4a16, mxfp4):
         room.shared_memory = lambda device: MOST_SHARED[capability]  # type: ignore[attr-defined]
-    overlap._can_overlap = lambda device: capability >= 90  # type: ignore[assignment]
+    overlap._can_overlap = lambda device: capability >= HOPPER  # type: ignore[assignment]
+    products(capability)
+    attention(capability)
     return noted
 
 
@@ -132,26 +126,49 @@ def facts_of(name: str, specialization: str) -> frozenset[str]:
     return frozenset(f"{name} {key} {value!r}" for key, value in named)
 
 
-def cover(launches: Sequence[Launch]) -> list[Launch]:
-    """Launches that have all facts of all of them; each time the one with most facts that are missing, the first of equals."""
-    missing = frozenset[str]().union(*(launch.facts for launch in launches))
+def facts(launches: Iterable[Launch]) -> frozenset[str]:
+    """Facts of all of these launches."""
+    return frozenset[str]().union(*(launch.facts for launch in launches))
+
+
+def asked_of_older(launches: Sequence[Launch], of_hopper: Iterable[Launch]) -> frozenset[str]:
+    """The facts that Hopper's launches have not, as the device and that nothing overlaps; of kernels of `DOTS` all facts.
+
+    Products in assembly are those of Hopper, with a ring and without.
+    """
+    own = facts(launch for launch in launches if launch.kernel.__name__ in DOTS)
+    rings = {fact for fact in facts(launches) if fact.startswith(RINGS)}
+    return own | rings | facts(launches) - facts(of_hopper)
+
+
+def cover(launches: Sequence[Launch], missing: frozenset[str]) -> list[Launch]:
+    """Launches that have these facts; each time the one with most that are missing, the first of equals.
+
+    The first ones may be spared in the end, for others have all of it.
+    """
+    asked = missing
     chosen = []
     while missing:
         best = max(launches, key=lambda launch: len(launch.facts & missing))
         chosen.append(best)
         missing -= best.facts
+    for launch in tuple(chosen):
+        others = [other for other in chosen if other is not launch]
+        if asked <= facts(others):
+            chosen = others
     return chosen
 
 
-def compile_all(launches: Sequence[Launch], run: Any) -> None:
+def compile_all(launches: Sequence[Launch]) -> None:
     """Compile them, and say what was made of each."""
     triton.knobs.runtime.jit_cache_hook = None
     for launch in launches:
         options = launch.options
-        kernel = run(launch.kernel, *launch.arguments, **options)
+        kernel = RUN(launch.kernel, *launch.arguments, **options)
         name, code = launch.kernel.__name__, kernel.asm["ptx"]
         report = {
             "kernel": name,
+            "capability": kernel.metadata.target.arch,
             "facts": sorted(launch.facts),
             "fuses": options.get("enable_fp_fusion"),
             "waits": code.count("griddepcontrol.wait"),
@@ -516,10 +533,10 @@ def launched(
 
 if __name__ == "__main__":
     wanted, compiles_every = int(sys.argv[1]), sys.argv[2:] == ["every"]
-    run: Any = JITFunction.run
-    noted = note_launches(wanted)
-    products(wanted)
-    attention(wanted)
-    all_launches = list(noted.values())
-    compile_all(all_launches if compiles_every else cover(all_launches), run)
-    print(json.dumps(sorted(frozenset[str]().union(*(each.facts for each in all_launches)))))
+    launched_there = [*note_launches(wanted).values()]
+    asked = facts(launched_there)
+    if wanted < HOPPER and not compiles_every:
+        asked = asked_of_older(launched_there, note_launches(HOPPER).values())
+        driver.set_active(NoDevice(wanted))
+    compile_all(launched_there if compiles_every else cover(launched_there, asked))
+    print(json.dumps(sorted(asked)))

@@ -30,7 +30,7 @@ from triton.runtime import driver
 
 from manyhands.attention import compile_at_once
 from manyhands.attention.compile_at_once import compiling_at_once, counting_new_kernels
-from tests.compiled import NoDevice
+from tests.no_device import NoDevice
 
 driver.set_active(NoDevice(90))
 print("said before")  # and not again by each child
@@ -63,13 +63,13 @@ with compiling_at_once(lambda *many: seen.append(many)) as kernels:
     other = threading.Thread(target=lambda: told.update(other=launched(4)))
     other.start()
     other.join()
-    told["within"] = len(copied.device_caches[0][0]), kernels.num_new
+    told["within"] = len(copied.device_caches[90][0]), kernels.num_new
 told["new"], told["seen"], told["forks"] = kernels.num_new, seen, forks
 with counting_new_kernels() as kernels:
     copied.warmup(x, x, SIZE=8, grid=(1,))
     told["counted"] = kernels.num_new
 told["is_as_before"] = knobs.compilation.listener is before and knobs.runtime.jit_cache_hook is None
-told["compiled"] = len(copied.device_caches[0][0])
+told["compiled"] = len(copied.device_caches[90][0])
 for name, size in (("failed", 64), ("launched", 16)):
     told[name] = launched(size)
 told["listened"] = hits
@@ -145,7 +145,7 @@ IN_TROUBLE = f"""
 import _thread, os, pathlib, signal, sys, threading, time, traceback
 from triton.runtime import driver
 from manyhands.attention import compile_at_once
-from tests.compiled import NoDevice
+from tests.no_device import NoDevice
 
 def children():
     return [int(pid) for place in pathlib.Path("/proc/self/task").glob("*/children") for pid in place.read_text().split()]
