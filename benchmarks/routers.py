@@ -23,10 +23,10 @@ from manyhands.model.routing import routing_of
 
 _Given = tuple[Tensor, Tensor, Tensor]
 
-# A choice is far from another router's where its least expert lies so many deviations of the token's logits below the least
-# of that router's own; and so many of a router's choices may be.
+# A choice is far from another router's where its least expert lies more than so many deviations of the token's logits below the
+# least of that router's own. So large a share of a router's choices may be far; roundings of bfloat16 make one of 100 000 so.
 _FAR = 0.25
-MOST_FAR = 0.01
+_MOST_FAR = 0.01
 
 
 class ChosenExperts(NamedTuple):
@@ -54,7 +54,7 @@ class Alike:
     @property
     def is_green(self) -> bool:
         """Whether no router finds more than a few choices far from its own."""
-        return all(share <= MOST_FAR for share in self.far)
+        return all(share <= _MOST_FAR for share in self.far)
 
     @property
     def far(self) -> list[float]:
