@@ -72,9 +72,10 @@ def kinds_ahead(most: int, tiling: Tiling) -> list[tuple[int, Wide]]:
     return [
         *((tokens, Wide.SMALL) for tokens in usual if tokens <= MOST_ALONE),
         *((tokens, Wide.SEVERAL) for tokens in few if _are_apart(tokens, tiling)),
-        *((tokens, Wide.NARROW) for tokens in narrow if wants_narrow(1, tiling)),
         *((tokens, Wide.ENDED) for tokens in sizes if tokens in ENDED),
         *((tokens, Wide.LARGE) for tokens in usual if tokens > ALL_SMALL),
+        # Last, for others serve these plans too: a device without memory for all of them lacks the ones that it can spare.
+        *((tokens, Wide.NARROW) for tokens in narrow if wants_narrow(1, tiling)),
     ]
 
 
