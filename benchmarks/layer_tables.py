@@ -143,9 +143,9 @@ def mxfp4_many() -> str:
     return table(head, rows)
 
 
-def narrow_recordings() -> str:
+def lone_recordings() -> str:
     """The op where rows share little: by recordings with tiles for a team of four, by those of their own, and by a plan's own tiles."""
-    found = result("narrow_recordings")
+    found = result("lone_recordings")
     if found is None:
         return NOTHING_YET
     rows, last = [], ""
@@ -380,7 +380,7 @@ TABLES: dict[str, Callable[[], str]] = {
         mxfp4_rings,
         mxfp4_many,
         mxfp4_prompts,
-        narrow_recordings,
+        lone_recordings,
         routers,
         tiles,
         quantised_products,

@@ -878,11 +878,11 @@ def test_rows_alone_have_a_recording_of_their_own(
     passes.backend.tiling = tiling = Tiling(8, num_kv_heads=8, num_processors=132, large_rows=64)
     size = rounded_tokens(rows + 3)
     kinds = [kind for tokens, kind in capacities.kinds_ahead(256, tiling) if tokens == size]
-    assert Wide.NARROW in kinds
+    assert Wide.LONE in kinds
     for kind in kinds:
         passes._ahead[size, kind] = graphs._Graph(passes, WIDE(size, tiling, kind), 64)
     of_teams = Wide.SEVERAL if rows < 32 else Wide.SMALL
-    plans = {Wide.NARROW: rows_alone(rows), of_teams: teams_of_four(size // 4)}
+    plans = {Wide.LONE: rows_alone(rows), of_teams: teams_of_four(size // 4)}
     for _ in range(50):
         for kind, plan in plans.items():
             found = passes._recorded(plan)
@@ -890,7 +890,7 @@ def test_rows_alone_have_a_recording_of_their_own(
             assert found[0] is passes._ahead[size, kind]
             passes.meanwhile()
     assert not made
-    plan, own = plans[Wide.NARROW], passes._ahead[size, Wide.NARROW]
+    plan, own = plans[Wide.LONE], passes._ahead[size, Wide.LONE]
     stretches, work = Stretches.of(plan, tiling), cut(plan, tiling)
     found = passes._at_hand(plan, work, capacity_of(plan, work), stretches)
     assert found is not None

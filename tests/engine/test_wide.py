@@ -129,7 +129,7 @@ def test_several_runs_fit(teams: int, workers: int, tiling: Tiling) -> None:
     assert fits(plan, tiling)
     work = cut(plan, tiling)
     if workers * tiling.group <= work.small_rows == 16 and tiling.group > 4:
-        assert kind_ahead(plan, work, tiling) is Wide.NARROW
+        assert kind_ahead(plan, work, tiling) is Wide.LONE
         return
     tokens = power_of_two(plan.num_tokens)
     one, own = (wide_capacity(tokens, tiling, kind) for kind in (Wide.SMALL, Wide.SEVERAL))
@@ -162,7 +162,7 @@ def test_rows_alone_fit(rows: int, longest: int, heads: int, group: int, shared:
     plan = rows_alone(rows, longest, shared)
     work = cut(plan, tiling)
     assert work.small_rows == 16
-    assert kind_ahead(plan, work, tiling) is Wide.NARROW
+    assert kind_ahead(plan, work, tiling) is Wide.LONE
     assert Stretches.of(plan, tiling).small_rows(tiling) == 16
     assert fits(plan, tiling)
 
@@ -172,17 +172,17 @@ def test_where_a_team_of_four_has_the_smallest_tiles_rows_alone_have_none_of_the
     group: int,
 ) -> None:
     tiling = Tiling(group, num_kv_heads=8, num_processors=132)
-    assert Wide.NARROW not in {kind for _, kind in kinds_ahead(AHEAD, tiling)}
+    assert Wide.LONE not in {kind for _, kind in kinds_ahead(AHEAD, tiling)}
     for rows in (8, 128):
         plan = rows_alone(rows, 900)
         assert kind_ahead(plan, cut(plan, tiling), tiling) in (Wide.SMALL, Wide.SEVERAL)
 
 
 @pytest.mark.parametrize("teams", [2, 8, 32])
-def test_teams_of_four_are_not_narrow(teams: int) -> None:
+def test_teams_of_four_are_not_lone(teams: int) -> None:
     for tiling in TILINGS[1:]:
         plan = several(teams, 4)
-        assert kind_ahead(plan, cut(plan, tiling), tiling) is not Wide.NARROW
+        assert kind_ahead(plan, cut(plan, tiling), tiling) is not Wide.LONE
 
 
 @pytest.mark.parametrize("workers", [8, 16])

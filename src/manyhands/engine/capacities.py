@@ -37,8 +37,8 @@ LEAST = Capacity(
 )
 _MERGES = (2, 4, 8, 16, 32, 64)  # partials of a token that are merged at once
 _FEW_PARTIALS = 4  # of a token, as completions have; merged by programs of several heads
-_LEAST_NARROW = 8  # tokens of a recording of `Wide.NARROW`
-_PARTIALS_ALONE = 4  # of a row alone: what it was given and what it writes, each in two splits
+_LEAST_LONE = 8  # tokens of a recording of `Wide.LONE`
+_PARTIALS_LONE = 4  # of a lone row: what it was given and what it writes, each in two splits
 AHEAD = 768  # tokens of the largest wide recording: a part of a prompt, and what many others write
 # Tokens of a pass up to which every wide recording has one kind of tiles, mostly small ones, and up to which there is one
 # of small tiles alone. Recordings of `Wide.ENDED` always have one kind.
@@ -58,7 +58,7 @@ class Wide(Enum):
 
     SMALL = "rows that write: many small tiles"
     SEVERAL = "few rows of several runs: small tiles for teams of four, and for rows alone that want the same"
-    NARROW = "rows that share little, as lone ones do: the smallest tiles, where a team of four wants larger ones"
+    LONE = "lone rows and others that share little: the smallest tiles, where a team of four wants larger ones"
     LARGE = "parts of prompts: large tiles, beside small ones"
     ENDED = "a team in which steps have ended: fewer rows than tokens, which read the same strips"
 
@@ -68,14 +68,14 @@ def kinds_ahead(most: int, tiling: Tiling) -> list[tuple[int, Wide]]:
     sizes = sorted({rounded_tokens(count) for count in range(1, most + 1)})
     usual = [tokens for tokens in sizes if tokens not in ENDED or tokens == power_of_two(tokens)]
     few = [tokens for tokens in usual if tokens <= ALL_SMALL]
-    narrow = [tokens for tokens in usual if _LEAST_NARROW <= tokens <= MOST_ALONE]
+    lone = [tokens for tokens in usual if _LEAST_LONE <= tokens <= MOST_ALONE]
     return [
         *((tokens, Wide.SMALL) for tokens in usual if tokens <= MOST_ALONE),
         *((tokens, Wide.SEVERAL) for tokens in few if _are_apart(tokens, tiling)),
         *((tokens, Wide.ENDED) for tokens in sizes if tokens in ENDED),
         *((tokens, Wide.LARGE) for tokens in usual if tokens > ALL_SMALL),
         # Last, for others serve these plans too: a device without memory for all of them lacks the ones that it can spare.
-        *((tokens, Wide.NARROW) for tokens in narrow if wants_narrow(1, tiling)),
+        *((tokens, Wide.LONE) for tokens in lone if wants_least(1, tiling)),
     ]
 
 
@@ -84,14 +84,14 @@ def kind_ahead(plan: Plan, work: Work, tiling: Tiling) -> Wide:
     is_small = plan.num_tokens <= ALL_SMALL or not len(work.large)
     if not is_small or plan.num_tokens > MOST_ALONE:
         return Wide.LARGE
-    if not len(work.large) and wants_narrow(work.small_rows, tiling):
-        return Wide.NARROW
+    if not len(work.large) and wants_least(work.small_rows, tiling):
+        return Wide.LONE
     are_several = not len(work.large) and 0 < work.small_rows <= _rows_of_four(tiling)
     are_apart = plan.num_tokens <= ALL_SMALL and _are_apart(power_of_two(plan.num_tokens), tiling)
     return Wide.SEVERAL if are_several and are_apart else Wide.SMALL
 
 
-def wants_narrow(small_rows: int, tiling: Tiling) -> bool:
+def wants_least(small_rows: int, tiling: Tiling) -> bool:
     """Whether small tiles of so many rows are the smallest, and a team of four wants larger ones."""
     return small_rows <= _least_rows(tiling) < _rows_of_four(tiling)
 
@@ -165,12 +165,12 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
         large_rows=large_rows if has_large else 0,
         occupancy=occupancy_of(tiles, tiling) if is_narrow else Occupancy.MANY,
     )
-    if kind is Wide.NARROW:
-        return _of_rows_alone(wide, tiling)
+    if kind is Wide.LONE:
+        return _of_lone_rows(wide, tiling)
     return _of_ended_steps(wide, items, tiling) if kind is Wide.ENDED else wide
 
 
-def _of_rows_alone(wide: Capacity, tiling: Tiling) -> Capacity:
+def _of_lone_rows(wide: Capacity, tiling: Tiling) -> Capacity:
     """The same for rows that share little: an item for each of their strips, those that come of splits, and few partials to merge.
 
     Programs that have nothing to do wait for room where each has much on its way at the same time, so there they are few.
@@ -185,7 +185,7 @@ def _of_rows_alone(wide: Capacity, tiling: Tiling) -> Capacity:
         wide,
         small=items,
         partials=items * max(1, small_rows // tiling.group),
-        most_partials=_PARTIALS_ALONE,
+        most_partials=_PARTIALS_LONE,
         small_rows=small_rows,
         occupancy=occupancy,
     )

@@ -372,12 +372,12 @@ class GraphedPasses(Passes):
         tiling = self.backend.tiling
         kinds = [
             kind
-            for kind in (Wide.NARROW, Wide.SEVERAL)
+            for kind in (Wide.LONE, Wide.SEVERAL)
             if any(True for _ in self._with_room(plan, kind))
         ]
         if plan.num_tokens > capacities.ALL_SMALL:
-            is_narrow = kinds and capacities.wants_narrow(stretches.small_rows(tiling), tiling)
-            return (Wide.NARROW, Wide.SMALL) if is_narrow else (Wide.SMALL,)
+            are_least = kinds and capacities.wants_least(stretches.small_rows(tiling), tiling)
+            return (Wide.LONE, Wide.SMALL) if are_least else (Wide.SMALL,)
         if not kinds:
             return (Wide.SMALL,)
         if (kind := _kind(plan)) not in self._meant_for:
