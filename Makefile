@@ -45,7 +45,8 @@ tests: setup
 # A commit of docs alone can break these.
 pages: setup
 	$(BIN)/pytest tests/test_docs.py tests/test_docstrings.py tests/test_letters.py tests/test_words.py tests/test_floors.py \
-	    tests/benchmarks/test_pages.py tests/benchmarks/test_papers.py tests/model/test_models_page.py -k 'not prints_what'
+	    tests/benchmarks/test_pages.py tests/benchmarks/test_papers.py tests/model/test_models_page.py \
+	    tests/test_bundled.py::test_the_tables_of_its_page_are_made_from_the_results -k 'not prints_what'
 
 # Of what is not named in pyproject.toml the newest release is taken. Old libraries warn of newer ones that they
 # stand on, so warnings are no errors here.

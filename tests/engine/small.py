@@ -61,7 +61,7 @@ def small_config(heads: int = 4, kv_heads: int = 2, layers: int = 2) -> hf.Qwen3
 
 @cache
 def networks() -> dict[str, partial[Any]]:
-    """As `tiny_models`; the configurations of all families are made once, and nobody may change them."""
+    """As `tiny_models`; the configurations of all families are made once, to be copied before a change."""
     return tiny_models()
 
 

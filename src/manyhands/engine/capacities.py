@@ -48,9 +48,7 @@ ALL_SMALL, MOST_ALONE = 32, 256
 _MOST_ITEMS = 256
 # Up to so many query heads for a key head, and from so many of these on, few strips beside a prompt are large, and few are cut.
 _USUAL_GROUP, _USUAL_HEADS = 5, 8
-_TILES_OF_A_ROW = (
-    2  # of several runs: a strip of its own, and those that its team shares or its prompt
-)
+_TILES_OF_A_ROW = 2  # a strip of its own, and its prompt or what its team shares
 
 
 class Wide(Enum):
@@ -148,8 +146,8 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
     of_prompt = -(-tokens // (large_rows // tiling.group))
     are_usual = tiling.group <= _USUAL_GROUP and tiling.num_kv_heads >= _USUAL_HEADS
     beside = max(16 if are_usual else 64, tiling.num_processors // tiling.num_kv_heads)
-    # Merging looks at as many partials of a token as there may be, so crowds have no more room than they need. Those of few key
-    # heads have more.
+    # Merging looks at as many partials of a token as there may be, so crowds have no more room than they need. Networks of few key
+    # heads cut strips into more pieces, and have more.
     of_few_heads = 32 if has_large else 16
     of_one = 8 if tiling.num_kv_heads >= _USUAL_HEADS else of_few_heads
     wide = Capacity(
