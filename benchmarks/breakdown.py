@@ -165,7 +165,7 @@ def _device_clock(engine: Engine) -> Iterator[list[tuple[torch.cuda.Event, torch
             end.record()
             events.append((begun[0], end))
 
-        return Recording((first, *between, last), recording.results)
+        return recording._replace(parts=(first, *between, last))
 
     try:
         for graph, recording in zip(graphs, usual, strict=True):

@@ -265,11 +265,14 @@ def unlaunched(vocab_size: int = 256, *, heads: tuple[int, int] = (32, 8)) -> An
             return SimpleNamespace(record=_nothing, synchronize=_nothing, query=lambda: False)
 
         def record(self, work: Any) -> Recording:
-            results: Any = (logits, greedy)
+            older: Any = Recording  # of a checkout before 2026-11-29: results in one, and before 2026-11-26 a head and a tail
+            parts: tuple[Any, ...] = (_nothing, _nothing)
             if "parts" in Recording._fields:
-                return Recording((_nothing,) * 4, results)
-            older: Any = Recording  # of a checkout before 2026-11-26: a head and a tail
-            made: Recording = older(_nothing, _nothing, results)
+                parts = ((_nothing,) * 4,)
+            results: tuple[Any, ...] = (logits, greedy)
+            if "lent" not in Recording._fields:
+                results = (results,)
+            made: Recording = older(*parts, *results)
             return made
 
         def recover(self) -> None:

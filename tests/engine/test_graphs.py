@@ -26,7 +26,7 @@ from manyhands.attention.triton_backend import is_beside
 from manyhands.attention.work import Occupancy, Stretches, Tiling, cut
 from manyhands.cache.block import Block
 from manyhands.cache.plan import Plan
-from manyhands.cache.step import Choice, Row, Step
+from manyhands.cache.step import GREEDY, Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine import capacities, graphs, sampling
 from manyhands.engine.capacities import Wide, capacity_of
@@ -95,14 +95,15 @@ def with_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacities, "wide_capacity", wide)
 
 
-Work = Callable[[Callable[[], None]], tuple[Tensor, ...]]
+Work = Callable[[Callable[[], None]], tuple[Tensor, Tensor]]
 
 
 class Again:
-    """A recorder for the CPU. A repetition writes its results where the first ones stand."""
+    """A recorder for the CPU. A repetition writes its results where the first ones stand, and where all that are lent do, NaN."""
 
     def __init__(self) -> None:
         self.num_replays = 0
+        self.lent: list[Tensor] = []
 
     def host_buffer(self, rows: int, size: int) -> Tensor:
         return torch.zeros(rows, size, dtype=torch.int32)
@@ -128,17 +129,21 @@ class Again:
         results = work(lambda: cuts.append(None))
         assert cuts, "the pass has parts"
         begun: list[tuple[Tensor, ...]] = []
+        lent, kept = results
+        self.lent.append(lent)
 
         def first() -> None:
             """All of it: a head that is dropped may have done no more harm than a whole pass."""
             self.num_replays += 1
+            for place in self.lent:
+                place.fill_(torch.nan)
             begun[:] = [work(lambda: None)]
 
         def last() -> None:
             for place, result in zip(results, begun.pop(), strict=True):
                 place.copy_(result)
 
-        return Recording((first, *[lambda: None] * (len(cuts) - 1), last), results)
+        return Recording((first, *[lambda: None] * (len(cuts) - 1), last), lent, kept)
 
 
 class Full(Again):
@@ -321,6 +326,44 @@ def test_what_has_grown_grows_no_more_behind_another_plan() -> None:
             section = slice(start, start + size)
             assert graph.integers[0, section].tolist() == expected[section].tolist(), name
         assert not graph.integers[1].any()
+
+
+def test_logits_that_were_asked_for_outlive_other_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recordings write to one place, whichever has been repeated: what a caller is given is a copy."""
+    monkeypatch.setattr(graphs, "_VERY_OFTEN", 2)  # none serves the other's rows for long
+    told = []
+    for engine in (plain_engine(), graphed_engine()):
+        views = a_team_of(2)
+        engine.forward(Step([Row(view, (3, 4)) for view in views]))
+        found = []
+        for token in range(5, 9):
+            found.append(engine.forward(Step([Row(view, (token,)) for view in views])))
+            found.append(engine.forward(Step([Row(views[0], (token,))])))
+        told.append(found)
+    assert passes_of(engine).num_graphs == 2
+    assert passes_of(engine).counts.replayed > 2
+    for ours, theirs in zip(told[1], told[0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+def test_kept_logits_of_guesses_outlive_other_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose guesses were right asks for their tokens later, behind passes of others by other recordings."""
+    monkeypatch.setattr(graphs, "_VERY_OFTEN", 2)
+    engine = graphed_engine()
+    executor = executor_of(engine)
+    views = [View([Block()]) for _ in range(3)]
+    plans = {rows: situations.planned(views[:rows], 2)[0] for rows in (1, 3)}
+    guessed = replace(plans[1], num_drafted=np.full(1, 1))
+    told = []
+    for _ in range(4):
+        executor.run(guessed, [GREEDY])
+        kept = executor.choose([0], [GREEDY])
+        for plan in (plans[3], plans[3]):
+            executor.run(plan, [GREEDY] * 3)
+        assert executor.choose([0], [GREEDY]) == kept
+        told.append(kept)
+    assert len(set(told)) == 1
+    assert passes_of(engine).num_graphs == 2
 
 
 def test_rows_come_and_go() -> None:

@@ -290,14 +290,14 @@ def test_work_is_run_before_it_is_recorded_where_something_is_met_for_the_first_
     x = torch.zeros(3, device="cuda")
     calls: list[int] = []
 
-    def work(cut: Callable[[], None], first: int) -> tuple[torch.Tensor, ...]:
+    def work(cut: Callable[[], None], first: int) -> tuple[torch.Tensor, torch.Tensor]:
         calls.append(first)
         x.add_(1)
         if calls.count(first) <= first:
             x.sum().item()
         cut()
         x.mul_(2)
-        return (x + first,)
+        return x + first, x - first
 
     runs, found = [], []
     for first in (1, 0, 1, 0, 2):
@@ -312,9 +312,44 @@ def test_work_is_run_before_it_is_recorded_where_something_is_met_for_the_first_
         x.fill_(3)
         for repeat in recording.parts:
             repeat()
-        found.append(recording.results[0].tolist())
+        found.append((recording.lent.tolist(), recording.kept.tolist()))
     assert runs == [(2, 2), (2 if always_runs else 1, 2), (3 - always_runs, 2), (2, 2)]
-    assert found == [[8.0 + first] * 3 for first in (1, 0, 1, 0)]
+    assert found == [([8.0 + first] * 3, [8.0 - first] * 3) for first in (1, 0, 1, 0)]
+
+
+def test_what_recordings_lend_takes_one_place_and_keeps_it() -> None:
+    """Twenty recordings lend 32 MB each, and what they keep beside it is as it was; the last graph that is left keeps the pool."""
+    device = torch.device("cuda")
+    recorder = CudaRecorder(device)
+    x = torch.ones(1 << 23, dtype=torch.bfloat16, device=device)
+
+    def work(cut: Callable[[], None], number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        large = (x * number).view(2, -1)
+        cut()
+        return large, x[:4] + number
+
+    recordings = [recorder.record(partial(work, number=0))]
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_reserved()
+    recordings += [recorder.record(partial(work, number=number)) for number in range(1, 20)]
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_reserved() - before < 3 * x.nbytes
+    for number, recording in enumerate(recordings):
+        for repeat in recording.parts:
+            repeat()
+        assert recording.lent.dtype == torch.bfloat16
+        assert recording.lent.shape == (2, 1 << 22)
+        assert (recording.lent == number).all()
+    assert [each.kept.tolist() for each in recordings] == [[1.0 + n] * 4 for n in range(20)]
+    lent = recordings[-1].lent
+    del recordings, recording, repeat, recorder
+    gc.collect()
+    torch.cuda.empty_cache()
+    others = torch.zeros(
+        20, *x.shape, dtype=x.dtype, device=device
+    )  # nothing of the pool is handed out again
+    assert (lent == 19).all()
+    assert not others.any()
 
 
 def weighed(engine: Engine, how: Choice) -> list[tuple[int, ...]]:

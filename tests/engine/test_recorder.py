@@ -63,14 +63,16 @@ class Device:
         }
         for name, each in cuda.items():
             monkeypatch.setattr(torch.cuda, name, each)
+        # PyTorch makes no tensor of a device's memory without one.
+        monkeypatch.setattr("manyhands.engine.recorder._lent", lambda tensor, graphs: tensor)
 
-    def work(self, cut: Callable[[], None]) -> tuple[Tensor, ...]:
+    def work(self, cut: Callable[[], None]) -> tuple[Tensor, Tensor]:
         """Work of two parts."""
         self.asked.append("is recorded" if self.is_recording else "runs")
         cut()
-        return (torch.zeros(1),)
+        return torch.zeros(1), torch.ones(1)
 
-    def new_work(self, cut: Callable[[], None]) -> tuple[Tensor, ...]:
+    def new_work(self, cut: Callable[[], None]) -> tuple[Tensor, Tensor]:
         """Work that meets something for the first time until it has run: the device takes no part of that into a recording."""
         if self.is_recording and "runs" not in self.asked:
             self.is_spoilt = True
@@ -137,7 +139,7 @@ def test_work_that_can_never_be_recorded_says_so(monkeypatch: pytest.MonkeyPatch
     recorder = CudaRecorder(torch.device("cuda"))
     recorder.record(device.work)
 
-    def never(cut: Callable[[], None]) -> tuple[Tensor, ...]:
+    def never(cut: Callable[[], None]) -> tuple[Tensor, Tensor]:
         if device.is_recording:
             raise RuntimeError("never")
         return device.work(cut)
@@ -157,7 +159,7 @@ def test_a_recording_that_was_broken_off_leaves_nothing(
     recorder = CudaRecorder(torch.device("cuda"))
     kept = recorder.record(device.work)
 
-    def interrupted(cut: Callable[[], None]) -> tuple[Tensor, ...]:
+    def interrupted(cut: Callable[[], None]) -> tuple[Tensor, Tensor]:
         if num_parts > 1:
             cut()
         raise KeyboardInterrupt

@@ -663,7 +663,7 @@ class _Graph:
     def record(self, passes: GraphedPasses) -> _Graph:
         """Record the pass; afterwards it can be replayed."""
         self.recording = passes.recorder.record(lambda cut: self._pass(passes, cut))
-        self.logits, self.greedy = self.recording.results
+        self.logits, self.greedy = self.recording.lent, self.recording.kept
         return self
 
     def try_out(self, passes: GraphedPasses) -> tuple[Tensor, Tensor]:

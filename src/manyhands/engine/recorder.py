@@ -6,7 +6,7 @@ of that is tested without a GPU, with a recorder that runs everything again inst
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -15,7 +15,8 @@ from torch import Tensor
 
 Repeat = Callable[[], None]
 Cut = Callable[[], None]  # called in the midst of the work: here one part ends, and another begins
-Work = Callable[[Cut], tuple[Tensor, ...]]
+# Its results: a large one, which is lent, and a small one, which is kept (`Recording`).
+Work = Callable[[Cut], tuple[Tensor, Tensor]]
 
 
 class Mark(Protocol):
@@ -32,10 +33,15 @@ class Mark(Protocol):
 
 
 class Recording(NamedTuple):
-    """A recording that repeats the work part by part, in their order, and its results once all have been repeated."""
+    """A recording that repeats the work part by part, in their order, and its results once all have been repeated.
+
+    What is kept stands until this recording is repeated again. What is lent stands until any recording is: a batch of logits takes
+    up to 80 MB with a vocabulary of 152 000 tokens, and an engine has some fifty recordings.
+    """
 
     parts: tuple[Repeat, ...]
-    results: tuple[Tensor, ...]
+    lent: Tensor
+    kept: Tensor
 
 
 class GraphRecorder(Protocol):
@@ -130,7 +136,8 @@ class CudaRecorder:
         if repeats:
             for graph in graphs:
                 graph.replay()
-        return Recording(tuple(graph.replay for graph in graphs), results)
+        lent, kept = results
+        return Recording(tuple(graph.replay for graph in graphs), _lent(lent, graphs), kept)
 
     @contextmanager
     def _capture(self, graph: Any, pool: Any) -> Iterator[None]:
@@ -146,6 +153,27 @@ class CudaRecorder:
             finally:
                 graph.capture_end()
                 self._not_ended.pop()
+
+
+class _Lent:
+    """Memory of a recording's pool as PyTorch takes it from other libraries: a tensor made of it keeps the graphs, and through
+    them the pool, and takes no part of the pool for itself.
+    """
+
+    def __init__(self, tensor: Tensor, graphs: Sequence[Any]) -> None:
+        self._graphs = graphs
+        self.__cuda_array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "strides": tuple(step * tensor.itemsize for step in tensor.stride()),
+            "typestr": f"<i{tensor.itemsize}",  # it has no name for bfloat16
+            "data": (tensor.data_ptr(), False),
+            "version": 3,
+        }
+
+
+def _lent(tensor: Tensor, graphs: Sequence[Any]) -> Tensor:
+    """The same numbers at the same place, which other recordings of the pool may write over."""
+    return torch.as_tensor(_Lent(tensor, graphs), device=tensor.device).view(tensor.dtype)
 
 
 def _go_on() -> None:
