@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -24,8 +26,10 @@ HEAD_BYTES = 2 * 128 * 2
         (16, Occupancy.SOME, "small", "small"),
         (16, Occupancy.MANY, "many", "many"),
         (32, Occupancy.FEW, "small", "transposed"),
-        (32, Occupancy.MANY, "small", "small"),
-        (64, Occupancy.MANY, "wide", "wide"),
+        (32, Occupancy.SOME, "small", "small"),
+        (32, Occupancy.MANY, "many_doubled", "many_doubled"),
+        (64, Occupancy.SOME, "wide", "wide"),
+        (64, Occupancy.MANY, "many_wide", "many_wide"),
     ],
 )
 def test_small_tiles_are_launched_by_rows_and_occupancy(
@@ -58,7 +62,11 @@ def test_broad_heads_fit_on_an_h200(
     tiling = Tiling(8, 4, 132, key_tile=64 if itemsize == 2 else 32, large_rows=64)
     found = Launches.fitting(tiling, 2 * dims * itemsize, CPU, is_broad=True)
     assert (found.large.keys, found.large.num_stages) == (keys, stages)
-    tiles = {64: (found.large, found.wide), 32: (found.small,), 16: (found.few, found.many)}
+    tiles = {
+        64: (found.large, found.wide, found.many_wide),
+        32: (found.small, found.many_doubled),
+        16: (found.few, found.many),
+    }
     for rows, of_rows in tiles.items():
         for launch in of_rows:
             assert tiling.key_tile % launch.keys == 0
@@ -70,6 +78,19 @@ def test_broad_heads_fit_on_an_h200(
     assert 64 * dims > 128 * 32 * narrow.large.num_warps
     assert least_shared_memory(64, 2 * dims * itemsize) <= room
     assert merge_launch(3, 8, is_broad=True)[2] == 2 * merge_launch(3, 8)[2]
+
+
+def test_many_tiles_in_eight_bits_take_no_more_room_than_in_sixteen() -> None:
+    """A stage has twice the keys, of half the bytes: as many programs share a processor."""
+    usual = Launches.fitting(TILING, HEAD_BYTES, CPU)
+    found = Launches.fitting(replace(TILING, key_tile=128), HEAD_BYTES, CPU).in_eight_bits()
+    for rows in (16, 32, 64):
+        ours, theirs = (
+            each.of_small(rows, Occupancy.MANY, is_mapped=False) for each in (found, usual)
+        )
+        assert ours.num_warps == theirs.num_warps == rows // 16
+        assert ours.num_stages * ours.keys <= 2 * theirs.num_stages * theirs.keys
+        assert ours.two_walks
 
 
 def test_a_large_group_leaves_less_room_for_stages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -944,6 +944,42 @@ def test_rows_alone_have_a_recording_of_their_own(
     assert found[0] is passes._ahead[size, of_teams]
 
 
+@pytest.mark.parametrize("group", [4, 8])
+def test_large_teams_have_a_recording_of_their_own(
+    group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They alternate with teams of four, and either finds its own at once; where theirs has no room, the other one serves."""
+    passes, made = with_both(monkeypatch)
+    passes.backend.tiling = tiling = Tiling(group, 8, num_processors=132, large_rows=64)
+    for tokens, kind in capacities.kinds_ahead(64, tiling):
+        if tokens == 64:
+            wide = graphs._Graph(passes, WIDE(tokens, tiling, kind), 64)
+            passes._ahead[tokens, kind] = wide
+    eights = [view for _ in range(8) for view in situations.team(8, 400, 40)]
+    plans = {Wide.TEAMS: situations.planned(eights, 1)[0], Wide.SMALL: teams_of_four(16)}
+    for _ in range(50):
+        for kind, plan in plans.items():
+            found = passes._recorded(plan)
+            assert found is not None
+            assert found[0] is passes._ahead[64, kind]
+            assert found[1].small_rows == {Wide.TEAMS: 8, Wide.SMALL: 4}[kind] * group
+            passes.meanwhile()
+    assert not made
+    plan, own = plans[Wide.TEAMS], passes._ahead[64, Wide.TEAMS]
+    stretches, work = Stretches.of(plan, tiling), cut(plan, tiling)
+    found = passes._at_hand(plan, work, capacity_of(plan, work), stretches)
+    assert found is not None
+    assert found[0] is own
+    sixteens = [view for _ in range(4) for view in situations.team(16, 400, 40)]
+    found = passes._recorded(situations.planned(sixteens, 1)[0])
+    assert found is not None
+    assert found[0] is own, "also where their own tiles would be large"
+    own.capacity = replace(own.capacity, small=1)
+    found = passes._recorded(plan)
+    assert found is not None
+    assert found[0] is passes._ahead[64, Wide.SMALL]
+
+
 @pytest.mark.parametrize("group", [1, 4, 5, 128])
 def test_uncommon_capacities_have_every_kind_of_tiles(group: int) -> None:
     """Each once; also where query heads fill the widest small tile; which kernels they launch: `test_tried_out.py`."""

@@ -185,6 +185,28 @@ def test_teams_of_four_are_not_lone(teams: int) -> None:
         assert kind_ahead(plan, cut(plan, tiling), tiling) is not Wide.LONE
 
 
+@pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"group {tiling.group}")
+@pytest.mark.parametrize(("teams", "workers"), [(5, 8), (7, 8), (16, 8), (31, 8), (3, 16), (8, 16)])
+def test_many_rows_of_large_teams_fit(teams: int, workers: int, tiling: Tiling) -> None:
+    """They have recordings of their own where teams of four have smaller tiles; these have room for larger teams, too."""
+    plan = several(teams, workers)
+    kind = kind_ahead(plan, cut(plan, tiling), tiling)
+    sizes = {size for size, each in kinds_ahead(AHEAD, tiling) if each is Wide.TEAMS}
+    if tiling.group == 1:
+        assert not sizes
+        assert kind is Wide.SMALL
+        assert fits(plan, tiling)
+        return
+    assert sizes == {64, 128, 256}
+    tokens = power_of_two(plan.num_tokens)
+    own, usual = (wide_capacity(tokens, tiling, each) for each in (Wide.TEAMS, Wide.SMALL))
+    assert own.small_rows == 2 * usual.small_rows == power_of_two(8 * tiling.group)
+    is_small = Stretches.of(plan, tiling).are_small(tiling)
+    assert is_small is (workers * tiling.group <= tiling.most_small_rows)
+    assert kind is (Wide.TEAMS if is_small else Wide.LARGE)
+    assert fits_into(plan, tiling, tokens, Wide.TEAMS)
+
+
 @pytest.mark.parametrize("workers", [8, 16])
 def test_one_team_is_not_several(workers: int) -> None:
     for tiling in TILINGS[1:]:

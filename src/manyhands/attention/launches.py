@@ -52,8 +52,10 @@ class Launches:
     small: Launch
     few: Launch  # tiles of 16 rows, by their occupancy
     many: Launch
-    transposed: Launch  # tiles of 32 rows, if there are few and tensor maps bring their keys
+    many_doubled: Launch  # tiles of 32 rows, if there are many
+    transposed: Launch  # the same, if there are few and tensor maps bring their keys
     wide: Launch  # the widest of the small tiles
+    many_wide: Launch  # the same, if there are many
     lone: Launch
 
     @classmethod
@@ -82,8 +84,10 @@ class Launches:
             small=Launch(4, stages, keys),
             few=Launch(4, min(4, most), keys),
             many=Launch(warps, stages, min(16, keys)),
+            many_doubled=Launch(2 * warps, stages, min(32, keys)),
             transposed=Launch(4, stages, keys, two_walks=True, transposed=True),
             wide=Launch(4 * warps, stages, min(32, keys)),
+            many_wide=Launch(4 * warps, stages, keys),
             lone=Launch(warps, 1, 8),
         )
 
@@ -104,28 +108,42 @@ class Launches:
         two_walks = rows >= _TRANSPOSED_ROWS and not is_hopper
         transposed = rows >= _TRANSPOSED_ROWS and is_hopper
         widest = Launch(8, stages, keys, two_walks=two_walks, transposed=transposed)
-        few = Launch(4, stages, keys)
+        few, small = Launch(4, stages, keys), Launch(8, stages, keys)
         return cls(
             is_mapped=False,
             large=widest,
-            small=Launch(8, stages, keys),
+            small=small,
             few=few,
             many=Launch(4, stages, min(16, keys)),
+            many_doubled=small,
             transposed=few,
             wide=widest,
+            many_wide=widest,
             lone=few,
         )
 
     def in_eight_bits(self) -> Launches:
-        """For keys and values in eight bits: half the bytes, so more stages fit; masks apart; four warps are faster than eight."""
+        """For keys and values in eight bits: half the bytes, so more stages fit; masks apart; four warps are faster than eight.
+
+        Where tiles are many, a stage of twice the keys takes the same room. Other programs hide what turning them into 16 bits takes.
+        """
         stages = min(3, 2 * self.small.num_stages)  # of half the bytes
         small = replace(self.small, num_stages=stages, two_walks=True)
+        doubled, wide = self.many_doubled, replace(small, num_warps=4, keys=min(64, small.keys))
         return replace(
             self,
             large=replace(self.large, keys=min(64, self.large.keys), num_stages=stages),
             small=small,
             few=small,
-            wide=replace(small, num_warps=4, keys=min(64, small.keys)),
+            many=replace(self.many, keys=min(32, self.small.keys), two_walks=True),
+            many_doubled=replace(
+                doubled,
+                keys=min(64, self.small.keys),
+                num_stages=min(2, doubled.num_stages),
+                two_walks=True,
+            ),
+            wide=wide,
+            many_wide=replace(wide, num_stages=1),
         )
 
     def of_large(self, rows: int) -> Launch:
@@ -136,8 +154,12 @@ class Launches:
         """For small tiles of so many rows; `is_mapped`: tensor maps bring their keys and values."""
         if rows == 1:
             return self.lone
-        if rows == 16 and occupancy == Occupancy.MANY:
-            return self.many  # they hide each other's waiting: the more at a time, the better
+        if (
+            occupancy == Occupancy.MANY
+        ):  # they hide each other's waiting: the more at a time, the better
+            # A warp has sixteen rows, and shares what is brought with the others.
+            of_rows = {16: self.many, 32: self.many_doubled, 64: self.many_wide}
+            return of_rows.get(rows, self.small)
         if rows == 16 and occupancy == Occupancy.FEW:
             return self.few  # they do not: the more each has on its way, the better
         if rows == WALKING_ROWS and occupancy == Occupancy.FEW and is_mapped:

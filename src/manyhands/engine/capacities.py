@@ -56,6 +56,7 @@ class Wide(Enum):
 
     SMALL = "rows that write: many small tiles"
     SEVERAL = "few rows of several runs: small tiles for teams of four, and for rows alone that want the same"
+    TEAMS = "many rows of teams of eight and more: small tiles for eight"
     LONE = "lone rows and others that share little: the smallest tiles, where a team of four wants larger ones"
     LARGE = "parts of prompts: large tiles, beside small ones"
     ENDED = "a team in which steps have ended: fewer rows than tokens, which read the same strips"
@@ -67,13 +68,19 @@ def kinds_ahead(most: int, tiling: Tiling) -> list[tuple[int, Wide]]:
     usual = [tokens for tokens in sizes if tokens not in ENDED or tokens == power_of_two(tokens)]
     few = [tokens for tokens in usual if tokens <= ALL_SMALL]
     lone = [tokens for tokens in usual if _LEAST_LONE <= tokens <= MOST_ALONE]
+    many = [tokens for tokens in usual if ALL_SMALL < tokens == power_of_two(tokens) <= MOST_ALONE]
     return [
         *((tokens, Wide.SMALL) for tokens in usual if tokens <= MOST_ALONE),
         *((tokens, Wide.SEVERAL) for tokens in few if _are_apart(tokens, tiling)),
         *((tokens, Wide.ENDED) for tokens in sizes if tokens in ENDED),
         *((tokens, Wide.LARGE) for tokens in usual if tokens > ALL_SMALL),
         # Last, for others serve these plans too: a device without memory for all of them lacks the ones that it can spare.
-        *((tokens, Wide.LONE) for tokens in lone if wants_least(1, tiling)),
+        *(
+            (tokens, Wide.TEAMS)
+            for tokens in many
+            if _rows_of_four(tiling) < _rows_of_eight(tiling)
+        ),
+        *((tokens, Wide.LONE) for tokens in lone if _least_rows(tiling) < _rows_of_four(tiling)),
     ]
 
 
@@ -82,16 +89,21 @@ def kind_ahead(plan: Plan, work: Work, tiling: Tiling) -> Wide:
     is_small = plan.num_tokens <= ALL_SMALL or not len(work.large)
     if not is_small or plan.num_tokens > MOST_ALONE:
         return Wide.LARGE
-    if not len(work.large) and wants_least(work.small_rows, tiling):
-        return Wide.LONE
+    kind = Wide.SMALL if len(work.large) else kind_of_small(work.small_rows, tiling)
+    if kind is Wide.LONE or (kind is Wide.TEAMS and plan.num_tokens > ALL_SMALL):
+        return kind
     are_several = not len(work.large) and 0 < work.small_rows <= _rows_of_four(tiling)
     are_apart = plan.num_tokens <= ALL_SMALL and _are_apart(power_of_two(plan.num_tokens), tiling)
     return Wide.SEVERAL if are_several and are_apart else Wide.SMALL
 
 
-def wants_least(small_rows: int, tiling: Tiling) -> bool:
-    """Whether small tiles of so many rows are the smallest, and a team of four wants larger ones."""
-    return small_rows <= _least_rows(tiling) < _rows_of_four(tiling)
+def kind_of_small(small_rows: int, tiling: Tiling) -> Wide:
+    """The kind of recording of more than 32 tokens, all in small tiles, for a plan that wants these to have so many rows."""
+    if small_rows <= _least_rows(tiling) < _rows_of_four(tiling):
+        return Wide.LONE
+    return (
+        Wide.TEAMS if _rows_of_four(tiling) < _rows_of_eight(tiling) <= small_rows else Wide.SMALL
+    )
 
 
 def _are_apart(tokens: int, tiling: Tiling) -> bool:
@@ -107,6 +119,12 @@ def _least_rows(tiling: Tiling) -> int:
 def _rows_of_four(tiling: Tiling) -> int:
     """Rows of a small tile for a team of four."""
     return power_of_two(max(tiling.least_rows, 4 * tiling.group))
+
+
+def _rows_of_eight(tiling: Tiling) -> int:
+    """Rows of a small tile for a team of eight; a strip with more rows has several, or large ones."""
+    rows = power_of_two(max(tiling.least_rows, 8 * tiling.group))
+    return max(_rows_of_four(tiling), min(rows, tiling.most_small_rows))
 
 
 def _rows_of_one(tokens: int, tiling: Tiling) -> int:
@@ -134,6 +152,8 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
     most = min(most, _MOST_ITEMS) if is_narrow else most
     if has_large:  # the smallest, which begin beside large ones (`work.py::begin_beside`)
         small_rows = _least_rows(tiling)
+    elif kind is Wide.TEAMS:
+        small_rows = _rows_of_eight(tiling)
     else:
         small_rows = rows if is_narrow and kind is not Wide.SEVERAL else min(rows, of_four)
     # One team has few programs whatever its size, since its rows read the same strips.

@@ -370,19 +370,15 @@ class GraphedPasses(Passes):
         Of few tokens it is found once for all plans of a kind.
         """
         tiling = self.backend.tiling
-        kinds = [
-            kind
-            for kind in (Wide.LONE, Wide.SEVERAL)
-            if any(True for _ in self._with_room(plan, kind))
-        ]
-        if plan.num_tokens > capacities.ALL_SMALL:
-            are_least = kinds and capacities.wants_least(stretches.small_rows(tiling), tiling)
-            return (Wide.LONE, Wide.SMALL) if are_least else (Wide.SMALL,)
-        if not kinds:
+        others = Wide.LONE, Wide.SEVERAL, Wide.TEAMS
+        if not any(True for _ in self._with_room(plan, *others)):
             return (Wide.SMALL,)
-        if (kind := _kind(plan)) not in self._meant_for:
+        if plan.num_tokens > capacities.ALL_SMALL:
+            kind = capacities.kind_of_small(stretches.small_rows(tiling), tiling)
+            return tuple(dict.fromkeys((kind, Wide.SMALL)))
+        if (of_plan := _kind(plan)) not in self._meant_for:
             self._look_at(plan, cut(plan, tiling, None, stretches))
-        meant = self._meant_for[kind]
+        meant = self._meant_for[of_plan]
         return (Wide.SMALL,) if meant is Wide.SMALL else (meant, Wide.SEVERAL, Wide.SMALL)
 
     def meanwhile(self) -> None:
@@ -457,7 +453,7 @@ class GraphedPasses(Passes):
         if times >= _VERY_OFTEN:
             return None  # it is to have its own
         # The other one is slower, and far from as slow as a pass that is launched kernel by kernel.
-        others = (each for each in (Wide.SMALL, Wide.LARGE) if each is not kind)
+        others = (each for each in (Wide.TEAMS, Wide.SMALL, Wide.LARGE) if each is not kind)
         return self._wide(plan, stretches, *others)
 
     def _is_served_well(self, plan: Plan, work: Work) -> bool:
