@@ -188,7 +188,14 @@ def test_kernels_store_what_plain_torch_stores(kind: str) -> None:
     assert (ours != below).float().mean() < 1e-3 * 4
 
 
+@pytest.fixture(params=[1, 512], ids=["a program for several entries", "a program for each"])
+def side_by_side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many programs make queries stand, unless they would have more than eight entries each."""
+    monkeypatch.setattr("manyhands.attention.triton_backend._TO_STAND", request.param)
+
+
 @with_triton
+@pytest.mark.usefixtures("side_by_side")
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("kind", [*ROPES, *PLAIN])
 def test_queries_stand_as_keys_do(kind: str, softcap: float | None) -> None:
@@ -223,6 +230,7 @@ def test_queries_stand_as_keys_do(kind: str, softcap: float | None) -> None:
 
 
 @with_triton
+@pytest.mark.usefixtures("side_by_side")
 @pytest.mark.parametrize("form", [None, *FORMS])
 @pytest.mark.parametrize("kind", [*ROPES, *PLAIN])
 def test_a_layer_in_one_is_the_layer_in_two(kind: str, form: Form | None) -> None:
@@ -271,6 +279,7 @@ def test_queries_that_are_not_mixed_are_found_out(monkeypatch: pytest.MonkeyPatc
 
 
 @with_triton
+@pytest.mark.usefixtures("side_by_side")
 @pytest.mark.parametrize("scale", [None, QueryScale(1, 4)])  # in one launch with keys, and not
 def test_queries_of_padding_do_not_stand(
     scale: QueryScale | None, monkeypatch: pytest.MonkeyPatch

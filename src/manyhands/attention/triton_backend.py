@@ -35,7 +35,7 @@ from manyhands.attention.kernels.lone import lone_kernel
 from manyhands.attention.kernels.merge import merge_kernel
 from manyhands.attention.kernels.move import move_kernel
 from manyhands.attention.kernels.overlap import launch_options
-from manyhands.attention.kernels.queries import queries_kernel
+from manyhands.attention.kernels.queries import ENTRIES, queries_kernel
 from manyhands.attention.latents import LatentStack, LatentStore
 from manyhands.attention.launches import (
     BETWEEN_ROWS,
@@ -73,6 +73,7 @@ _LATENT_ROWS = (64, 32)  # of a large tile: the first that fits
 _LATENT_PART = 16  # query heads that read latents in one program, at most
 _LEAST_DIMS = 16  # of a product; heads with fewer are padded
 _SPECIALISED_DIM = 128  # of heads
+_TO_STAND = 512  # programs that make queries stand, unless they would have too many entries each
 _URGENT = -1  # priority of a stream
 
 
@@ -170,7 +171,7 @@ class TritonBackend(Backend):
         cos, sin = prepared.tables(store.rope, head_dim // 2)
         heads = min(8, power_of_two(num_heads))
         blocks = triton.cdiv(num_heads, heads) + triton.cdiv(num_queries, heads)
-        append_kernel[(max(num_tokens, num_entries), blocks)](
+        append_kernel[(max(num_tokens, _programs_to_stand(num_entries)), blocks)](
             k,
             v,
             store.keys,
@@ -335,15 +336,21 @@ def _room_to_stand(q: Tensor, prepared: Prepared) -> Tensor:
     return q.new_empty(prepared.capacity.entries, *q.shape[1:])
 
 
+def _programs_to_stand(num_entries: int) -> int:
+    """Programs side by side for the queries of so many entries, padding among them."""
+    return max(min(num_entries, _TO_STAND), -(-num_entries // int(ENTRIES.value)))
+
+
 def _standing(store: EightBitStore, q: Tensor, prepared: Prepared, call: LayerCall) -> Tensor:
     """Queries q [T, H, D] as keys of the store stand, scaled: [E, H, D] (`kernels/queries.py`)."""
     _, num_heads, head_dim = q.shape
     cos, sin = prepared.tables(store.rope, head_dim // 2)
     heads = min(8, power_of_two(num_heads))
     standing = _room_to_stand(q, prepared)
-    queries_kernel[(len(standing), triton.cdiv(num_heads, heads))](
+    programs = _programs_to_stand(len(standing))
+    queries_kernel[(programs, triton.cdiv(num_heads, heads))](
         *(q, cos, sin, prepared.entry_token, prepared.entry_high, standing, *q.stride()[:2]),
-        _scaling_of(call),
+        *(_scaling_of(call), len(standing)),
         NUM_HEADS=num_heads,
         HEAD_DIM=head_dim,
         **_rotation(store.rope, head_dim),

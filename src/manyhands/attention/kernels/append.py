@@ -15,7 +15,7 @@ from manyhands.attention.kernels.eight_bits import rounded
 from manyhands.attention.kernels.mixing import mixed
 from manyhands.attention.kernels.overlap import take_over
 from manyhands.attention.kernels.pairs import columns, loaded, turned
-from manyhands.attention.kernels.queries import stand
+from manyhands.attention.kernels.queries import stand_some
 from manyhands.attention.kernels.rms import rms, weighed
 
 
@@ -75,13 +75,13 @@ def append_kernel(
     BLOCKS: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
     if STANDS:
         if tl.program_id(1) >= BLOCKS:
-            if tl.load(entry_high + token, mask=token < num_entries, other=0) > 0:
-                asked = (tl.program_id(1) - BLOCKS) * HEADS + tl.arange(0, HEADS)
-                stand(
-                    *(q, entry_cos, entry_sin, entry_token, standing, q_token, q_head, scaling),
-                    *(query_weight, query_eps, token, asked, NUM_QUERY_HEADS, HEAD_DIM, ROTARY_DIM),
-                    *(INTERLEAVED, HALF, MIXINGS, NORMED, FORM, OVERLAP),
-                )
+            asked = (tl.program_id(1) - BLOCKS) * HEADS + tl.arange(0, HEADS)
+            stand_some(
+                *(entry_high, token, tl.num_programs(0), num_entries, q, entry_cos, entry_sin),
+                *(entry_token, standing, q_token, q_head, scaling, query_weight, query_eps, asked),
+                *(NUM_QUERY_HEADS, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF, MIXINGS, NORMED, FORM),
+                OVERLAP,
+            )
             return
         if token >= num_tokens:
             return

@@ -23,6 +23,8 @@ from manyhands.attention.kernels.overlap import take_over
 from manyhands.attention.kernels.pairs import columns, loaded, turned
 from manyhands.attention.kernels.rms import weighed
 
+ENTRIES = tl.constexpr(8)  # that one program looks at
+
 
 @triton.jit
 def stand(
@@ -72,6 +74,50 @@ def stand(
 
 
 @triton.jit
+def stand_some(
+    entry_high,  # [E]; 0: padding, which does not stand
+    first,
+    apart,
+    num_entries,
+    q,
+    cos,
+    sin,
+    entry_token,
+    standing,
+    q_token,
+    q_head,
+    scaling,
+    weight,
+    eps,
+    head,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    HALF: tl.constexpr,
+    MIXINGS: tl.constexpr,
+    NORMED: tl.constexpr,
+    FORM: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Some heads of every `apart`-th entry from `first` on, ENTRIES at most. All padding among them costs one look.
+
+    A recording has room for several times as many entries as there are, and a program for each took longer than the queries.
+    """
+    n = tl.arange(0, ENTRIES)
+    entries = first + n * apart
+    highs = tl.load(entry_high + entries, mask=entries < num_entries, other=0)
+    end = tl.max(tl.where(highs > 0, n + 1, 0), 0)
+    for place in range(end):
+        if tl.sum(tl.where(n == place, highs, 0), 0) > 0:
+            stand(
+                *(q, cos, sin, entry_token, standing, q_token, q_head, scaling, weight, eps),
+                *(first + place * apart, head, NUM_HEADS, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF),
+                *(MIXINGS, NORMED, FORM, OVERLAP),
+            )
+
+
+@triton.jit(do_not_specialize=["num_entries"])
 def queries_kernel(
     q,
     cos,  # [E, D / 2] float32
@@ -82,6 +128,7 @@ def queries_kernel(
     q_token,
     q_head,
     scaling,
+    num_entries,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr,
@@ -91,12 +138,12 @@ def queries_kernel(
     MIXINGS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program (entry, block of heads)."""
-    entry, head = tl.program_id(0), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    # Padding; the first entry waits all the same, see overlap.py.
-    if (tl.load(entry_high + entry) == 0) & (entry > 0):
-        return
-    stand(
-        *(q, cos, sin, entry_token, standing, q_token, q_head, scaling, q, 0.0, entry, head),
-        *(NUM_HEADS, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF, MIXINGS, False, 0, OVERLAP),
+    """Program (first entry, block of heads)."""
+    first, head = tl.program_id(0), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    if first == 0:  # it waits, whether it has something to do or not, see overlap.py
+        take_over(OVERLAP)
+    stand_some(
+        *(entry_high, first, tl.num_programs(0), num_entries, q, cos, sin, entry_token, standing),
+        *(q_token, q_head, scaling, q, 0.0, head, NUM_HEADS, HEAD_DIM, ROTARY_DIM, INTERLEAVED),
+        *(HALF, MIXINGS, False, 0, OVERLAP),
     )
