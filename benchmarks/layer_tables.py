@@ -170,6 +170,76 @@ def lone_recordings() -> str:
     return table([*head, "FlashAttention 3"], rows)
 
 
+def many_tiles() -> str:
+    """The op of many small tiles by wide recordings, before their launches were chosen for what they are and behind that."""
+    found = result("many_tiles")
+    if found is None:
+        return NOTHING_YET
+    rows, last = [], ""
+    for line in found["rows"]:
+        heads = f"{'/'.join(map(str, line['heads']))}, {line['bits']} bits"
+        before, now = line["us_before"], line["us_now"]
+        rows.append(
+            [
+                "" if heads == last else heads,
+                line["situation"],
+                f"{line['us_limit']:.0f}",
+                f"{line['us_own']:.1f}",
+                f"{before:.1f}",
+                f"{now:.1f}",
+                f"{now / before:.2f} ×",
+            ]
+        )
+        last = heads
+    return table(["heads", "rows", "limit", "own tiles", "before", "now", "now / before"], rows)
+
+
+def life_many_tiles() -> str:
+    """Whole passes in life, by both ways in turns in one engine: the mean, or the median of those without a prompt."""
+    rows = []
+    for name in _LIVES:
+        found = result(name)
+        if found is None:
+            continue
+        times: dict[tuple[int, str], dict[str, list[str]]] = {}
+        for line in found["situations"]:
+            come = "come" in line["name"]
+            milliseconds = line["narrow_p50_ms"] if come else line["mean_ms"]
+            way = "now" if line["variant"] in _NOW else "before"
+            kept = times.setdefault((line["bits"], line["name"]), {})
+            kept.setdefault(way, []).append(f"{milliseconds:.2f}")
+        for (bits, situation), ways in times.items():
+            cells = ", ".join(ways["before"]), ", ".join(ways["now"])
+            rows.append([found["model"], str(bits), situation, *cells, _CHANGES[name]])
+    head = ["network", "bits of keys", "situation", "before, ms", "now, ms", "what has changed"]
+    return table(head, rows) if rows else NOTHING_YET
+
+
+_CHANGES = {
+    "life_many_tiles_qwen3-8b": "launches, recordings for teams of eight",
+    "life_two_warps_qwen3-32b": "tiles of 32 rows by two warps",
+    "life_lone_in_turns_qwen3-32b": "recordings for rows alone, tiles beside prompts",
+}
+_LIVES, _NOW = tuple(_CHANGES), ("now", "two warps")
+
+
+def lent_logits() -> str:
+    """Memory of an engine's recordings, with logits of their own and with one place for all."""
+    found = result("lent_logits")
+    if found is None:
+        return NOTHING_YET
+    rows = [
+        [
+            line["logits"],
+            str(line["recordings"]),
+            str(line["reserved_mib"]),
+            f"{line['seconds']:.1f}",
+        ]
+        for line in found["rows"]
+    ]
+    return table(["logits", "recordings", "MiB reserved", "seconds until ready"], rows)
+
+
 _USUAL_DIM = 128  # of a head
 
 
@@ -381,6 +451,9 @@ TABLES: dict[str, Callable[[], str]] = {
         mxfp4_many,
         mxfp4_prompts,
         lone_recordings,
+        many_tiles,
+        life_many_tiles,
+        lent_logits,
         routers,
         tiles,
         quantised_products,

@@ -318,7 +318,7 @@ def test_work_is_run_before_it_is_recorded_where_something_is_met_for_the_first_
 
 
 def test_what_recordings_lend_takes_one_place_and_keeps_it() -> None:
-    """Twenty recordings lend 32 MB each, and what they keep beside it is as it was; the last graph that is left keeps the pool."""
+    """Twenty recordings lend 16 MiB each, and what they keep beside it is as it was; the last graph that is left keeps the pool."""
     device = torch.device("cuda")
     recorder = CudaRecorder(device)
     x = torch.ones(1 << 23, dtype=torch.bfloat16, device=device)
