@@ -100,6 +100,7 @@ def test_what_is_left_out_has_its_default() -> None:
     )
     assert settings_of(request(**nothing), DEFAULTS) == expected
     assert choice_of(request(temperature=0), DEFAULTS) == Choice(), "0 says something"
+    assert choice_of(request(top_k=-1), DEFAULTS).top_k == 0, "all, as vLLM has it"
     assert choice_of(request(top_p=0), DEFAULTS) == Choice(temperature=0.5, top_k=1), (
         "the likeliest"
     )
@@ -114,7 +115,7 @@ def test_what_is_left_out_has_its_default() -> None:
         ({"temperature": 1e308}, "temperature is 1e.308; expected 0 to 100"),
         ({"temperature": -1}, "temperature is -1.0; expected 0 to 100"),
         ({"top_p": 1.5}, r"top_p is 1.5; expected above 0"),
-        ({"top_k": -1}, "top_k is -1; expected 0"),
+        ({"top_k": -2}, "top_k is -2; expected 0"),
         ({"min_p": 2}, "min_p is 2.0; expected 0 to 1"),
         ({"stop": ["a", ""]}, "stop has an empty text"),
         ({"max_tokens": 5, "max_completion_tokens": 5}, "both max_tokens and max_completion"),

@@ -115,6 +115,8 @@ def choice_of(request: Request, defaults: Defaults) -> Choice:
         "logprobs": request.told,
     }
     asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if request.top_k == -1:  # vLLM's word for all tokens, beside 0
+        asked["top_k"] = 0
     if request.top_p == 0:  # OpenAI's range begins there: of any set the likeliest is a member
         asked |= {"top_p": 1.0, "top_k": 1}
     try:
