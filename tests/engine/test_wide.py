@@ -13,13 +13,17 @@ from benchmarks import situations
 from benchmarks.step_end import unlaunched
 from manyhands.attention.prepared import tokens_of_ended
 from manyhands.attention.work import Stretches, Tiling, cut, power_of_two
+from manyhands.cache.pages import PagePool
 from manyhands.cache.plan import Plan
+from manyhands.cache.planner import Planner
+from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine import capacities, graphs
 from manyhands.engine.capacities import (
     AHEAD,
     Wide,
     kind_ahead,
+    kind_of_small,
     kinds_ahead,
     wide_capacity,
 )
@@ -108,6 +112,14 @@ def test_many_long_rows_fit_with_one_key_head_too(rows: int, keys: int, heads: i
     tiling = replace(TILINGS[-1], num_kv_heads=heads)
     views = [View([situations.block_of(keys)]) for _ in range(rows)]
     assert fits(situations.planned(views, 1)[0], tiling)
+
+
+def fed(rows: list[tuple[View, int]]) -> Plan:
+    """The rows of these views feed so many tokens each."""
+    blocks = list(dict.fromkeys(block for view, _ in rows for block in view.blocks))
+    pool = PagePool(sum(-(-(block.num_tokens + 64) // 64) for block in blocks) + 1, 64)
+    pool.reserve((block, block.num_tokens) for block in blocks)
+    return Planner(pool).plan(Step([Row(view, (0,) * count) for view, count in rows]))
 
 
 def several(teams: int, workers: int) -> Plan:
@@ -205,6 +217,27 @@ def test_many_rows_of_large_teams_fit(teams: int, workers: int, tiling: Tiling) 
     assert is_small is (workers * tiling.group <= tiling.most_small_rows)
     assert kind is (Wide.TEAMS if is_small else Wide.LARGE)
     assert fits_into(plan, tiling, tokens, Wide.TEAMS)
+
+
+@pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"group {tiling.group}")
+def test_a_part_of_a_prompt_beside_teams_of_four_makes_no_large_teams_of_them(
+    tiling: Tiling,
+) -> None:
+    """Its few keys would be loaded several times, and tiles of all others be half empty; beside enough teams of eight it is one more."""
+    teams_of_four = [situations.team(4, 900, 100) for _ in range(20)]
+    prompt, more = View([situations.block_of(2000)]), 10
+    plan = fed([(view, 1) for team in teams_of_four for view in team] + [(prompt, more)])
+    stretches, work = Stretches.of(plan, tiling), cut(plan, tiling)
+    wants_more = stretches.small_rows(tiling) > power_of_two(max(16, 4 * tiling.group))
+    assert wants_more or tiling.group == 1
+    assert kind_ahead(plan, work, tiling) is not Wide.TEAMS
+    if stretches.are_small(tiling):
+        sizes = stretches.sizes(tiling)
+        assert kind_of_small(stretches.small_rows(tiling), *sizes, tiling) is Wide.SMALL
+    eights = [situations.team(8, 900, 100) for _ in range(10)]
+    plan = fed([(view, 1) for team in eights for view in team] + [(prompt, 6)])
+    is_kept = tiling.group > 1
+    assert (kind_ahead(plan, cut(plan, tiling), tiling) is Wide.TEAMS) is is_kept
 
 
 @pytest.mark.parametrize("workers", [8, 16])

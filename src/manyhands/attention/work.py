@@ -306,13 +306,15 @@ def _small_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
     least = power_of_two(max(tiling.least_rows, tiling.group))
     most = max(least, tiling.most_small_rows)
 
-    def loaded(size: int) -> int:
-        return int((-(-rows // (size // tiling.group * tiling.group)) * keys).sum())
-
     is_few = occupancy_of(len(rows), tiling) is Occupancy.FEW
     sizes = tiling.small_sizes(least, most, are_few=is_few)
-    enough = _HARDLY_MORE * loaded(most)
-    return next((size for size in sizes if loaded(size) <= enough), most)
+    enough = _HARDLY_MORE * loaded(rows, keys, most, tiling)
+    return next((size for size in sizes if loaded(rows, keys, size, tiling) <= enough), most)
+
+
+def loaded(rows: Ints, keys: Ints, size: int, tiling: Tiling) -> int:
+    """Keys that tiles of `size` rows load for stretches of so many `rows` and `keys` [n]."""
+    return int((-(-rows // (size // tiling.group * tiling.group)) * keys).sum())
 
 
 def _large_rows(rows: Ints, pairs: Ints, tiling: Tiling) -> tuple[int, bool]:

@@ -18,7 +18,8 @@ from enum import Enum
 
 from manyhands.attention.prepared import ENDED, Capacity, rounded_tokens
 from manyhands.attention.triton_backend import are_halved, is_beside
-from manyhands.attention.work import Occupancy, Tiling, Work, occupancy_of, power_of_two
+from manyhands.attention.work import Occupancy, Tiling, Work, loaded, occupancy_of, power_of_two
+from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
 
 # Sizes are rounded up to at least these, so that a team's growing history changes its capacity rarely.
@@ -48,6 +49,7 @@ ALL_SMALL, MOST_ALONE = 32, 256
 _MOST_ITEMS = 256
 # Up to so many query heads for a key head, and from so many of these on, few strips beside a prompt are large, and few are cut.
 _USUAL_GROUP, _USUAL_HEADS = 5, 8
+_MUCH_MORE = 1.5  # times the keys that tiles for eight would load
 _TILES_OF_A_ROW = 2  # a strip of its own, and its prompt or what its team shares
 
 
@@ -89,7 +91,10 @@ def kind_ahead(plan: Plan, work: Work, tiling: Tiling) -> Wide:
     is_small = plan.num_tokens <= ALL_SMALL or not len(work.large)
     if not is_small or plan.num_tokens > MOST_ALONE:
         return Wide.LARGE
-    kind = Wide.SMALL if len(work.large) else kind_of_small(work.small_rows, tiling)
+    kind = Wide.SMALL
+    if not len(work.large):
+        _, counts, starts, ends, *_ = work.small.T
+        kind = kind_of_small(work.small_rows, counts * tiling.group, ends - starts, tiling)
     if kind is Wide.LONE or (kind is Wide.TEAMS and plan.num_tokens > ALL_SMALL):
         return kind
     are_several = not len(work.large) and 0 < work.small_rows <= _rows_of_four(tiling)
@@ -97,13 +102,19 @@ def kind_ahead(plan: Plan, work: Work, tiling: Tiling) -> Wide:
     return Wide.SEVERAL if are_several and are_apart else Wide.SMALL
 
 
-def kind_of_small(small_rows: int, tiling: Tiling) -> Wide:
-    """The kind of recording of more than 32 tokens, all in small tiles, for a plan that wants these to have so many rows."""
-    if small_rows <= _least_rows(tiling) < _rows_of_four(tiling):
+def kind_of_small(small_rows: int, rows: Ints, keys: Ints, tiling: Tiling) -> Wide:
+    """The kind of recording of more than 32 tokens, all in small tiles, for a plan that wants these to have `small_rows`.
+
+    `rows` and `keys` [n] of its stretches, or of the tiles that they are cut into. Tiles for eight are half empty where most keys
+    are those of teams of four, so they have to spare a third of what is loaded, and not just what a prompt beside others is.
+    """
+    four, eight = _rows_of_four(tiling), _rows_of_eight(tiling)
+    if small_rows <= _least_rows(tiling) < four:
         return Wide.LONE
-    return (
-        Wide.TEAMS if _rows_of_four(tiling) < _rows_of_eight(tiling) <= small_rows else Wide.SMALL
-    )
+    if not four < eight <= small_rows:
+        return Wide.SMALL
+    by_four, by_eight = (loaded(rows, keys, size, tiling) for size in (four, eight))
+    return Wide.TEAMS if by_four >= _MUCH_MORE * by_eight else Wide.SMALL
 
 
 def _are_apart(tokens: int, tiling: Tiling) -> bool:

@@ -374,7 +374,8 @@ class GraphedPasses(Passes):
         if not any(True for _ in self._with_room(plan, *others)):
             return (Wide.SMALL,)
         if plan.num_tokens > capacities.ALL_SMALL:
-            kind = capacities.kind_of_small(stretches.small_rows(tiling), tiling)
+            sizes = stretches.sizes(tiling)
+            kind = capacities.kind_of_small(stretches.small_rows(tiling), *sizes, tiling)
             return tuple(dict.fromkeys((kind, Wide.SMALL)))
         if (of_plan := _kind(plan)) not in self._meant_for:
             self._look_at(plan, cut(plan, tiling, None, stretches))
