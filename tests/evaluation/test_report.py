@@ -238,7 +238,9 @@ def test_light_and_dark_lie_alike(tmp_path: Path) -> None:
         base64.b64decode(plots.svg_address(figure).partition(",")[2]).decode()
         for figure in (light, dark)
     ]
-    drawn = [re.sub(r"\b[mp][0-9a-f]{10}\b", "", svg) for svg in drawn]  # names, made of colours too
+    drawn = [
+        re.sub(r"\b[mp][0-9a-f]{10}\b", "", svg) for svg in drawn
+    ]  # names, made of colours too
     assert light.axes[0].get_position().bounds == dark.axes[0].get_position().bounds == laid
     for of_light, of_dark in ((getattr(plots.LIGHT, n), getattr(plots.DARK, n)) for n in THEME):
         drawn[0] = drawn[0].replace(of_light, of_dark)
