@@ -26,6 +26,7 @@ from manyhands.schema.setting import settings_of
 
 HERE = "tests.test_sandbox"
 QUICK = Limits(seconds=1.0, memory_bytes=1 << 30, output_bytes=10_000, file_bytes=100_000)
+SHORT = replace(QUICK, seconds=0.5)  # for what never ends
 PATIENT = replace(
     QUICK, seconds=60.0
 )  # for all that does not end by its time, on a busy machine too
@@ -77,7 +78,7 @@ def sandbox() -> Iterator[Sandbox]:
 
 @pytest.fixture(scope="module")
 def quick() -> Iterator[Sandbox]:
-    with Sandbox(f"{HERE}:evaluate", QUICK) as made:
+    with Sandbox(f"{HERE}:evaluate", SHORT) as made:
         yield made
 
 
@@ -97,8 +98,8 @@ def gone(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("program", "kind", "why"),
     [
-        ("[0 for _ in iter(int, 1)]", "timeout", "took over 1 s"),
-        ("9 ** 9 ** 9", "timeout", "took over 1 s"),  # C code that gives no other thread a chance
+        ("[0 for _ in iter(int, 1)]", "timeout", "took over 0.5 s"),
+        ("9 ** 9 ** 9", "timeout", "took over 0.5 s"),  # C code that gives no other thread a chance
         ("bytearray(10 * 10**9)", "memory", "needed more memory than allowed"),
         ("[print('a' * 1000) for _ in iter(int, 1)]", "output", "gave more than 10000 bytes"),
         ("[os.write(2, b'a' * 1000) for _ in iter(int, 1)]", "output", "gave more than 10000 byte"),
@@ -130,8 +131,8 @@ def test_a_failure_has_a_name_and_the_next_call_works(
 
 
 def test_after_a_call_that_took_too_long_the_next_one_works() -> None:
-    with Sandbox(f"{HERE}:evaluate", QUICK) as made:
-        assert made.run("time.sleep(600)") == Failed("timeout", "took over 1 s")
+    with Sandbox(f"{HERE}:evaluate", SHORT) as made:
+        assert made.run("time.sleep(600)") == Failed("timeout", "took over 0.5 s")
         made.limits = PATIENT
         assert made.run("1 + 1") == Returned(2)
 

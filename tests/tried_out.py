@@ -81,7 +81,7 @@ class Layer:
         shape, dtype = LayerShape(*heads, DIM, DIM), torch.int8 if eight_bits else DTYPE
         self.backend = TritonBackend([shape], DTYPE, CPU, eight_bits=eight_bits)
         self.backend.interpreted = False
-        keys, values = (torch.zeros(64 * PAGE, heads[1], DIM, dtype=dtype) for _ in range(2))
+        keys, values = (torch.empty(64 * PAGE, heads[1], DIM, dtype=dtype) for _ in range(2))
         rope = Rope(torch.ones(DIM // 2), DIM)
         self.store = LayerStore(keys, values, rope)
         if eight_bits:
@@ -92,7 +92,7 @@ class Layer:
         """The kernels of a pass."""
         self.launches.met = set()
         prepared = Prepared(integers, capacity, PAGE)
-        q = torch.zeros(capacity.tokens, self.heads[0], DIM, dtype=DTYPE)
+        q = torch.empty(capacity.tokens, self.heads[0], DIM, dtype=DTYPE)
         self.backend.attend(self.store, q, prepared, LayerCall(layer=0, scaling=0.1))
         return self.launches.met
 

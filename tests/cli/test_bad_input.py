@@ -185,6 +185,9 @@ def test_an_argument_is_utf_8_in_every_locale() -> None:
 _COMMANDS = """
 import os, sys, traceback
 import tests.warm_imports
+import manyhands.cli.batch
+import manyhands.cli.evaluate
+import typer._adapters
 from manyhands.cli import main
 
 while "then" in sys.argv:
@@ -217,12 +220,28 @@ def test_a_path_is_utf_8_in_every_locale(tmp_path: Path, model: Path) -> None:
     given, out = folder / "fragen.jsonl", folder / "antworten.jsonl"
     folder.mkdir()
     given.write_text(
-        json.dumps({"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "1 + 2"}})
+        json.dumps(
+            {
+                "custom_id": "a",
+                "url": "/v1/completions",
+                "body": {"prompt": "1 + 2", "max_tokens": 2},
+            }
+        )
     )
     of = ["--model", str(model), "--memory-tokens", "4096"]
     cached = ["batch", str(given), str(out), "--cache", str(folder / "merkt"), *of, "then"]
     asked = ["eval", "--task", "arithmetic", "--limit", "1", "--method", "sequential", *of]
-    asked += ["--budgets", "2", "--out", str(folder / "exam"), "--label", "größe", "then"]
+    asked += [
+        "--budgets",
+        "2",
+        "--finisher-tokens",
+        "2",
+        "--out",
+        str(folder / "exam"),
+        "--label",
+        "größe",
+        "then",
+    ]
     adapted = ["solve", "1+2", "--adapter", str(folder), "then"]
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     path = os.pathsep.join(sys.path)

@@ -60,7 +60,13 @@ LIGHT = [
     ("report /no", LOADING, "no records under '/no'"),
 ]
 # Modules that every command but the list of them may import, and most do.
-COMMON = (*WHOLE, "manyhands.strategies.methods", "manyhands.strategies.run_spec")
+COMMON = (
+    *WHOLE,
+    "typer._adapters",
+    "manyhands.strategies.methods",
+    "manyhands.strategies.run_spec",
+    "manyhands.cli.solve",
+)
 # Each command in a copy of one process that has imported the commands; behind the first, the list of all, what is common too.
 IN_COPIES = r"""
 import importlib, os, sys

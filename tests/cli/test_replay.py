@@ -263,12 +263,14 @@ def test_continue_can_save_the_longer_trace(
     assert not (tmp_path / "new.jsonl").exists()
 
 
-@pytest.mark.parametrize("how", ["--quantise int4 --fuse on", "--context 320"])
+@pytest.mark.parametrize(
+    ("how", "budget"), [("--quantise int4 --fuse on", 60), ("--context 320", 200)]
+)
 def test_a_run_comes_back_with_the_weights_and_the_context_it_had(
-    cli: Cli, solve: Cli, tmp_path: Path, how: str
+    cli: Cli, solve: Cli, tmp_path: Path, how: str, budget: int
 ) -> None:
     path = tmp_path / "made.jsonl"
-    options = [*how.split(), "--budget", 200, "--method", "sequential", "--transcript", path]
+    options = [*how.split(), "--budget", budget, "--method", "sequential", "--transcript", path]
     made = solve("1 + 2", *options, "-q")
     assert made.exit_code in DONE
     assert ("on a CPU weights in int4 are unpacked" in made.stderr) == ("int4" in how)

@@ -854,9 +854,6 @@ from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
-from manyhands.engine.engine import Engine
-from manyhands.engine.passes import Passes
-from manyhands.engine.run import Run
 from manyhands.engine.scheduler import Scheduler
 from manyhands.engine.service import Service
 from manyhands.strategies.events import TokenWritten

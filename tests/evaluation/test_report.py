@@ -24,6 +24,7 @@ from manyhands.schema.lines import LineFile
 from tests.evaluation.small import header, record, team_record, write
 
 BUDGETS = (4, 8)
+THEME = ("ink", "grid", "quiet")
 
 
 def votes_on(path: Path) -> LineFile:
@@ -225,6 +226,27 @@ def test_long_labels_stay_within_the_picture(tmp_path: Path, what: str) -> None:
     assert short.legends[0]._ncols > figure.legends[0]._ncols == 1  # type: ignore[attr-defined]
 
 
+def test_light_and_dark_lie_alike(tmp_path: Path) -> None:
+    found = [summary(tmp_path, f"m-{n}", records(0.5)) for n in range(3)]
+    light = plots.picture(found, "tokens")
+    unlaid = light.axes[0].get_position().bounds
+    plots.save_png(light, tmp_path / "x.png")
+    laid = light.axes[0].get_position().bounds
+    assert laid != unlaid
+    dark = plots.picture(found, "tokens", plots.DARK, light)
+    drawn = [
+        base64.b64decode(plots.svg_address(figure).partition(",")[2]).decode()
+        for figure in (light, dark)
+    ]
+    drawn = [
+        re.sub(r"\b[mp][0-9a-f]{10}\b", "", svg) for svg in drawn
+    ]  # names, made of colours too
+    assert light.axes[0].get_position().bounds == dark.axes[0].get_position().bounds == laid
+    for of_light, of_dark in ((getattr(plots.LIGHT, n), getattr(plots.DARK, n)) for n in THEME):
+        drawn[0] = drawn[0].replace(of_light, of_dark)
+    assert drawn[0] == drawn[1]
+
+
 def test_a_label_in_a_script_that_the_font_lacks(tmp_path: Path) -> None:
     figure = plots.picture([summary(tmp_path, "队伍", records(0.5))], "passes")
     with warnings.catch_warnings():
@@ -293,9 +315,12 @@ def test_what_is_no_report_is_not_replaced(name: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="is no report of manyhands, so it is not replaced"):
         write_report(tmp_path, tmp_path / "page.html")
     assert (tmp_path / name).read_text() == "Dear diary"
-    (tmp_path / name).unlink()
-    for _ in range(2):  # a report is replaced by the next one
-        write_report(tmp_path, tmp_path / "page.html")
+
+
+def test_a_report_is_replaced_by_the_next_one(tmp_path: Path) -> None:
+    write(tmp_path, header(), [record()])
+    first, second = (write_report(tmp_path, tmp_path / "page.html") for _ in range(2))
+    assert first == second
 
 
 def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:

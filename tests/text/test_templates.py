@@ -28,11 +28,11 @@ from tests.text.small_tokenizers import (
 from tests.text.told import told
 
 USER = [{"role": "user", "content": "Hi"}]
-SECONDS = 1.0
+SECONDS = 0.5
 ENDLESS = "{% for a in range(90000) %}" * 3 + "{% endfor %}" * 3
 HOSTILE = {
     "one long loop": ("{% for a in range(10**10) %}a{% endfor %}", "Range too big"),
-    "nested loops": (ENDLESS, "it took over 1 s"),
+    "nested loops": (ENDLESS, f"it took over {SECONDS:g} s"),
     "nested loops that write": (ENDLESS.replace("{% endfor", "a{% endfor", 1), "it (took|needed)"),
     "macros that call each other": (
         "{% macro m0() %}{% endmacro %}"
@@ -41,7 +41,7 @@ HOSTILE = {
             for n in range(1, 60)
         )
         + "{{ m59() }}",
-        "it took over 1 s",
+        f"it took over {SECONDS:g} s",
     ),
     "a giant string": ("{{ 'a' * 10**10 }}", "it needed more memory than allowed"),
     "a giant string by a filter": ("{{ 'a' | center(10**10) }}", "it needed more memory"),
@@ -50,7 +50,7 @@ HOSTILE = {
         "{% set n = namespace(a='a') %}{% for i in range(60) %}{% set n.a = n.a ~ n.a %}{% endfor %}",
         "it (took|needed)",
     ),
-    "a giant number": ("{{ 10**(10**10) }}", "it took over 1 s"),
+    "a giant number": ("{{ 10**(10**10) }}", f"it took over {SECONDS:g} s"),
     "a long text": ("{{ 'a' * 10**7 }}", "it gave more than 1048576 bytes"),
     "no end of recursion": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
     "an error of Python": ("{{ messages + 1 }}", "it raised TypeError"),
@@ -124,7 +124,7 @@ def test_a_hostile_template_ends_in_time(case: str) -> None:
 @pytest.mark.usefixtures("quick")
 def test_a_conversation_may_be_hostile_alone() -> None:
     text = Text(byte_level("{% if messages | length > 1 %}" + ENDLESS + "{% endif %}" + CHATML))
-    with pytest.raises(UnsupportedModel, match="it took over 1 s"):
+    with pytest.raises(UnsupportedModel, match=f"it took over {SECONDS:g} s"):
         text.conversation(told(("system", "a"), ("user", "b")))
     refusing = Text(byte_level("{% if messages | length > 1 %}{{ 1 + 'a' }}{% endif %}" + CHATML))
     with pytest.raises(InvalidRequest, match="not take the roles system, user: it raised TypeErr"):

@@ -57,8 +57,14 @@ LIGHT = Theme(ink="#1d2430", grid="#dfe3ea", quiet="#6b7480")
 DARK = Theme(ink="#e6e9ef", grid="#333a47", quiet="#a3adbb")
 
 
-def picture(summaries: Sequence[Summary], what: str, theme: Theme = LIGHT) -> Figure:
-    """Value over what was spent: `passes`, `tokens` or `seconds`. Methods that lack it are left out."""
+def picture(
+    summaries: Sequence[Summary], what: str, theme: Theme = LIGHT, like: Figure | None = None
+) -> Figure:
+    """Value over what was spent: `passes`, `tokens` or `seconds`. Methods that lack it are left out.
+
+    `like` is the same picture in another theme, saved already, whose axes tell where these lie: to find that out
+    takes as long as to draw.
+    """
     matplotlib = _matplotlib()
     shown = [s for s in summaries if _points(s, what)]
     baseline = baseline_of(summaries)
@@ -68,8 +74,11 @@ def picture(summaries: Sequence[Summary], what: str, theme: Theme = LIGHT) -> Fi
     columns = max(1, min(len(shown), int(width / (_HANDLE_WIDTH + _LETTER_WIDTH * longest))))
     tallest = max((label.count("\n") + 1 for label in labels.values()), default=1)
     size = (width, 4.2 + 0.2 * tallest * -(-len(shown) // columns))
-    figure: Figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
+    layout = "constrained" if like is None else "none"
+    figure: Figure = matplotlib.figure.Figure(figsize=size, layout=layout)
     axes = figure.add_subplot()
+    if like is not None:
+        axes.set_position(like.axes[0].get_position().bounds)
     others = 0
     for summary in shown:
         is_baseline = summary is baseline
@@ -91,9 +100,10 @@ def _wrapped(label: str, width: float) -> str:
 
 
 def save_png(figure: Figure, path: Path) -> None:
-    """A picture for slides and papers, on white."""
+    """A picture for slides and papers, on white. All that is saved of it later lies as this does."""
     with _any_script():
         figure.savefig(path, dpi=160, facecolor="white", metadata={"Software": None})
+    figure.set_layout_engine("none")
 
 
 def svg_address(figure: Figure) -> str:

@@ -216,7 +216,7 @@ def _chapter(
         path = out.with_name(f"{out.stem}-{task}-{what}.png")
         save_png(figure, path)
         written.append(path)
-        dark = svg_address(picture(ordered, what, DARK))
+        dark = svg_address(picture(ordered, what, DARK, figure))
         charts.append(Chart(what, svg_address(figure), dark, _in_words(graded, what)))
     return Chapter(
         task=task,
