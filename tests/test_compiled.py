@@ -55,7 +55,7 @@ KERNELS = {
     *("append_kernel", "queries_kernel", "attend_kernel", "lone_kernel", "merge_kernel"),
     *("specialised_kernel", "specialised_eight_bits_kernel", "small_eight_bits_kernel"),
 }
-# What attention launches, and what stands between attention and attention.
+# Kernels that attention launches, and those between attention and attention.
 PARTS = {
     "attention": (
         ATTENTION := {
