@@ -16,12 +16,14 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -52,6 +54,22 @@ KERNELS = {
     *("_search", "_settle", "tables_kernel"),
     *("append_kernel", "queries_kernel", "attend_kernel", "lone_kernel", "merge_kernel"),
     *("specialised_kernel", "specialised_eight_bits_kernel", "small_eight_bits_kernel"),
+}
+# Kernels that attention launches, and those between attention and attention.
+PARTS = {
+    "attention": (
+        ATTENTION := {
+            *("append_kernel", "queries_kernel", "attend_kernel", "lone_kernel", "merge_kernel"),
+            *("specialised_kernel", "specialised_eight_bits_kernel", "small_eight_bits_kernel"),
+            *("tables_kernel", "move_kernel", *TRAINING),
+        }
+    ),
+    "products": KERNELS - ATTENTION,
+}
+# Facts that are asked for, at the least.
+LEAST_ASKED = {
+    **{(90, part): 1000 for part in PARTS},
+    **{(86, "attention"): 300, (86, "products"): 250},
 }
 # Bytes that a program may have.
 MOST_SHARED = {90: 232448, 86: 101376}
@@ -96,31 +114,61 @@ KERNEL_FILES = {
 }
 
 
-def compiled(capability: int, folder: Path, compiles_every: bool) -> list[dict[str, Any]]:
-    """Counts in the code of every kernel; no fact that was asked for is in none of them."""
-    words = [sys.executable, "-W", "ignore", "-m", "tests.compiled", str(capability)]
-    place = {"TRITON_CACHE_DIR": str(folder), "TRITON_INTERPRET": "0"}
-    done = subprocess.run(
-        words + ["every"] * compiles_every,
-        cwd=Path(__file__).parents[1],
-        env={**os.environ, **place},
-        capture_output=True,
-        text=True,
-        timeout=3600 if compiles_every else 1800,  # beside other work
-    )
-    assert done.returncode == 0, done.stderr
-    *found, asked = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {kernel["capability"] for kernel in found} == {capability}
-    assert len(asked) > (1000 if capability == 90 else 500)
-    assert set(asked) <= {fact for kernel in found for fact in kernel["facts"]}
-    return found
+class Compiler:
+    """A process that has imported all that compiling needs, and compiles in copies of itself."""
+
+    def __init__(self, folder: Path, notes: Path) -> None:
+        place = {"TRITON_CACHE_DIR": str(folder), "TRITON_INTERPRET": "0"}
+        self.notes = notes
+        with notes.open("w") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-m", "tests.compiled"],
+                cwd=Path(__file__).parents[1],
+                env={**os.environ, **place},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                text=True,
+                start_new_session=True,
+            )
+
+    def compiled(self, capability: int, part: str, compiles_every: bool) -> list[dict[str, Any]]:
+        """Counts in the code of every kernel of a part; no fact that was asked for is in none of them."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        limit = 3600 if compiles_every else 1800  # beside other work
+        timer = Timer(limit, os.killpg, (self.process.pid, signal.SIGKILL))
+        timer.start()
+        try:
+            print(
+                capability, part, *["every"] * compiles_every, file=self.process.stdin, flush=True
+            )
+            lines = []
+            while not (line := self.process.stdout.readline()).startswith("ended"):
+                assert line, self.notes.read_text()
+                lines.append(line)
+        finally:
+            timer.cancel()
+        assert line == "ended 0\n", self.notes.read_text()
+        *found, asked = [json.loads(line) for line in lines]
+        assert {kernel["capability"] for kernel in found} == {capability}
+        assert len(asked) > LEAST_ASKED[capability, part]
+        assert set(asked) <= {fact for kernel in found for fact in kernel["facts"]}
+        return found
 
 
-@pytest.fixture
-def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The folder of Triton's own cache: one that tests of the same kernels have filled, if pytest keeps anything."""
-    cache = getattr(request.config, "cache", None)
-    return tmp_path if cache is None else kept_in(cache.mkdir("compiled"), KERNEL_FILES)
+@pytest.fixture(scope="module")
+def compiler(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Compiler]:
+    """With the folder of Triton's own cache: one that tests of the same kernels have filled, if pytest keeps anything."""
+    cache, room = getattr(request.config, "cache", None), tmp_path_factory.mktemp("compiled")
+    kept = room if cache is None else kept_in(cache.mkdir("compiled"), KERNEL_FILES)
+    compiler = Compiler(kept, room / "notes")
+    with compiler.process:
+        yield compiler
+        assert compiler.process.stdin is not None
+        compiler.process.stdin.close()
 
 
 def kept_in(place: Path, files: Iterable[Path]) -> Path:
@@ -174,6 +222,12 @@ def assert_rows(found: list[dict[str, Any]], ringed: set[str]) -> None:
     assert {kernel["kernel"] for kernel in others if kernel["rings"]} <= {"_mxfp4_many"}
 
 
+def assert_no_rows(found: list[dict[str, Any]]) -> None:
+    """No kernel has products in assembly or a ring of its own."""
+    held = ("rows", "rings", "illegal", "meetings")
+    assert not any(kernel[each] for kernel in found for each in held)
+
+
 def assert_meetings(found: list[dict[str, Any]]) -> None:
     """Inputs are overwritten and multiplied behind a meeting of all warps each, and products are waited for together."""
     assert len(found) >= 3
@@ -185,10 +239,10 @@ def assert_meetings(found: list[dict[str, Any]]) -> None:
         assert kernel["shared_memory"] + sum(kernel["rings"]) <= MOST_SHARED[90], kernel
 
 
-def test_for_hopper(kept: Path, compiles_every: bool) -> None:
+def compiled_for_hopper(compiler: Compiler, part: str, compiles_every: bool) -> list[Any]:
     """Every kernel waits for the launch in front and lets the next one in, on every path that needs it."""
-    found = compiled(90, kept, compiles_every)
-    assert {kernel["kernel"] for kernel in found} == KERNELS
+    found = compiler.compiled(90, part, compiles_every)
+    assert {kernel["kernel"] for kernel in found} == PARTS[part]
     # Triton's default is about to change, and 3.9 warns where a launch leaves it open.
     assert {kernel["kernel"] for kernel in found if kernel["fuses"] is None} == set()
     for kernel in found:
@@ -209,14 +263,17 @@ def test_for_hopper(kept: Path, compiles_every: bool) -> None:
         assert kernel["waits"] == kernel["lets_in"] == expected, kernel
         assert kernel["tensor_cores"] == (kernel["kernel"] in PRODUCTS), kernel
         assert kernel["shared_memory"] <= MOST_SHARED[90], kernel
-    assert {kernel["kernel"] for kernel in found if kernel["tensor_maps"]} == MAPPED
+    assert {kernel["kernel"] for kernel in found if kernel["tensor_maps"]} == MAPPED & PARTS[part]
     # Beside another launch it lets the next one in first, and waits at its end; early, it waits behind that.
     others = [kernel for kernel in found if kernel["order"] != kernel["waits"] * "wl"]
     orders = {(other["kernel"], other["order"]) for other in others}
-    assert orders == {("attend_kernel", "lwwl"), ("_join", "lw")}
-    assert_rows(found, {"_w4a16_product", "_mxfp4_product"})
-    assert_meetings([kernel for kernel in found if kernel["meetings"] is not None])
-    assert not any(kernel["early"] for kernel in found if kernel["kernel"] == "_mxfp4_product")
+    assert orders == {"attention": {("attend_kernel", "lwwl")}, "products": {("_join", "lw")}}[part]
+    return found
+
+
+def test_attention_for_hopper(compiler: Compiler, compiles_every: bool) -> None:
+    found = compiled_for_hopper(compiler, "attention", compiles_every)
+    assert_no_rows(found)
     assert {kernel["stands"] for kernel in found if kernel["kernel"] == "append_kernel"} == {
         False,
         True,
@@ -228,10 +285,17 @@ def test_for_hopper(kept: Path, compiles_every: bool) -> None:
     assert {kernel["hidden"] >= 64 for kernel in found if kernel["hidden"] is not None} == {True}
 
 
-def test_for_ampere(kept: Path, compiles_every: bool) -> None:
+def test_products_for_hopper(compiler: Compiler, compiles_every: bool) -> None:
+    found = compiled_for_hopper(compiler, "products", compiles_every)
+    assert_rows(found, {"_w4a16_product", "_mxfp4_product"})
+    assert_meetings([kernel for kernel in found if kernel["meetings"] is not None])
+    assert not any(kernel["early"] for kernel in found if kernel["kernel"] == "_mxfp4_product")
+
+
+def compiled_for_ampere(compiler: Compiler, part: str, compiles_every: bool) -> list[Any]:
     """Older devices know nothing of overlapping launches: none of it may be in the code."""
-    found = compiled(86, kept, compiles_every)
-    assert {kernel["kernel"] for kernel in found} == KERNELS - {
+    found = compiler.compiled(86, part, compiles_every)
+    assert {kernel["kernel"] for kernel in found} == PARTS[part] - {
         "_quantise",
         "_gate_up",
         "_ring",
@@ -243,7 +307,15 @@ def test_for_ampere(kept: Path, compiles_every: bool) -> None:
         assert not kernel["waits"] + kernel["lets_in"] + kernel["tensor_maps"], kernel
         assert kernel["shared_memory"] <= MOST_SHARED[86], kernel
     assert all(kernel["tensor_cores"] == (kernel["kernel"] in PRODUCTS) for kernel in found)
-    assert_rows(found, {"_w4a16_product"})
+    return found
+
+
+def test_attention_for_ampere(compiler: Compiler, compiles_every: bool) -> None:
+    assert_no_rows(compiled_for_ampere(compiler, "attention", compiles_every))
+
+
+def test_products_for_ampere(compiler: Compiler, compiles_every: bool) -> None:
+    assert_rows(compiled_for_ampere(compiler, "products", compiles_every), {"_w4a16_product"})
 
 
 def test_every_kernel_is_compiled_here_and_has_a_name_of_its_own() -> None:

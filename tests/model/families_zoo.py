@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -103,8 +103,12 @@ def _gemma4(kinds: list[str]) -> dict[str, Any]:
     }
 
 
+@cache
 def configurations() -> dict[str, Any]:
-    """Configurations by a name of our own; several for a family with several faces."""
+    """Configurations by a name of our own; several for a family with several faces.
+
+    All files of tests have the same ones: they are copied before a change.
+    """
     two_ropes = {
         "sliding_attention": _default(),
         "full_attention": {**_YARN, "rope_theta": 1e3},
@@ -197,6 +201,7 @@ def configurations() -> dict[str, Any]:
     }
 
 
+@cache
 def _repeating() -> dict[str, Any]:
     """Families whose attention is one of those above, with other networks around it."""
     grouped = {"n_group": 1, "topk_group": 1}
