@@ -52,6 +52,14 @@ def test_stages_are_limited_by_shared_memory(
     assert (found.large.num_stages, found.few.num_stages) == stages
 
 
+@pytest.mark.parametrize(("dims", "keys"), [(64, 64), (128, 64), (192, 32), (256, 32)])
+def test_many_wide_tiles_bring_no_more_at_a_time_where_heads_are_larger(
+    dims: int, keys: int
+) -> None:
+    """Of 256 dims one program would fill half of a processor with 64 keys."""
+    assert Launches.fitting(TILING, 2 * dims * 2, CPU).many_wide.keys == keys
+
+
 @pytest.mark.parametrize(("itemsize", "keys", "stages"), [(2, 32, 2), (4, 16, 1)])
 def test_broad_heads_fit_on_an_h200(
     itemsize: int, keys: int, stages: int, monkeypatch: pytest.MonkeyPatch

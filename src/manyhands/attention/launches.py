@@ -29,6 +29,7 @@ _LEAST_KEYS = 16  # of an iteration: products want so many
 _RESERVED = 8192  # bytes of shared memory for all else
 _BESIDE_LATENTS = 16384  # the same beside latents
 _LATENT_STAGES = 2  # one takes more shared memory: loads pass through registers then
+_STAGE_OF_MANY = 32768  # bytes of keys and values that a program has on its way at a time, where many share a processor
 _TRANSPOSED_ROWS = 64  # of a tile of Hopper's matrix units
 
 
@@ -78,6 +79,7 @@ class Launches:
                 keys //= 2
         most = max(1, room // (keys * head_bytes))  # stages that fit
         stages, warps = min(3, most), 2 if is_broad else 1
+        is_short = keys * head_bytes <= _STAGE_OF_MANY
         return cls(
             is_mapped=is_mapped,
             large=Launch(4 * warps, stages, keys, two_walks=True),
@@ -87,7 +89,7 @@ class Launches:
             many_doubled=Launch(2 * warps, stages, min(32, keys)),
             transposed=Launch(4, stages, keys, two_walks=True, transposed=True),
             wide=Launch(4 * warps, stages, min(32, keys)),
-            many_wide=Launch(4 * warps, stages, keys),
+            many_wide=Launch(4 * warps, stages, keys if is_short else min(32, keys)),
             lone=Launch(warps, 1, 8),
         )
 
@@ -154,12 +156,9 @@ class Launches:
         """For small tiles of so many rows; `is_mapped`: tensor maps bring their keys and values."""
         if rows == 1:
             return self.lone
-        if (
-            occupancy == Occupancy.MANY
-        ):  # they hide each other's waiting: the more at a time, the better
-            # A warp has sixteen rows, and shares what is brought with the others.
-            of_rows = {16: self.many, 32: self.many_doubled, 64: self.many_wide}
-            return of_rows.get(rows, self.small)
+        if occupancy == Occupancy.MANY:
+            # They hide each other's waiting: the more at a time, the better. A warp has sixteen rows, and shares what is brought.
+            return {16: self.many, 32: self.many_doubled, 64: self.many_wide}.get(rows, self.small)
         if rows == 16 and occupancy == Occupancy.FEW:
             return self.few  # they do not: the more each has on its way, the better
         if rows == WALKING_ROWS and occupancy == Occupancy.FEW and is_mapped:

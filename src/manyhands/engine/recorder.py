@@ -156,8 +156,9 @@ class CudaRecorder:
 
 
 class _Lent:
-    """Memory of a recording's pool as PyTorch takes it from other libraries: a tensor made of it keeps the graphs, and through
-    them the pool, and takes no part of the pool for itself.
+    """Memory of a recording's pool as PyTorch takes it from other libraries.
+
+    A tensor made of it keeps the graphs, and through them the pool, and no part of the pool for itself.
     """
 
     def __init__(self, tensor: Tensor, graphs: Sequence[Any]) -> None:
