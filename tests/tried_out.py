@@ -51,12 +51,16 @@ class Launches:
         self.met: set[Kernel] = set()
 
     def run(self, kernel: Any, *args: object, **options: object) -> None:
-        """A launch; of numbers that are no constants Triton tells apart whether they are 1, and multiples of 16."""
+        """A launch; of numbers that are no constants Triton tells apart whether they are 1, and multiples of 16.
+
+        Unless the kernel says that it need not.
+        """
         told_apart = {name: each for name, each in options.items() if name not in _NOT}
         kinds = [
             str(each.dtype) if isinstance(each, torch.Tensor) else (each == 1, each % 16 == 0)
-            for each in args
-            if isinstance(each, torch.Tensor | int)
+            for each, taken in zip(args, kernel.params, strict=False)
+            if isinstance(each, torch.Tensor)
+            or (isinstance(each, int) and not taken.do_not_specialize)
         ]
         self.met.add((kernel.__name__, f"{told_apart} {kinds}"))
 
