@@ -152,22 +152,20 @@ def lone_recordings() -> str:
     for line in found["rows"]:
         heads = "/".join(map(str, line["heads"]))
         heads += "" if line["dim"] == _USUAL_DIM else f", {line['dim']} dims"
-        before, now, other = line["us_before"], line["us_now"], line["us_fa3"]
-        rows.append(
-            [
-                "" if heads == last else heads,
-                line["situation"],
-                f"{line['us_limit']:.0f}",
-                f"{line['us_own']:.1f}",
-                f"{before:.1f}",
-                f"{now:.1f}",
-                f"{now / before:.2f} ×",
-                f"{other:.1f}" if other else "",
-            ]
-        )
+        other = f"{line['us_fa3']:.1f}" if line["us_fa3"] else ""
+        rows.append(["" if heads == last else heads, *_before_and_now(line), other])
         last = heads
-    head = ["heads", "rows", "limit", "own tiles", "before", "now", "now / before"]
-    return table([*head, "FlashAttention 3"], rows)
+    return table(["heads", *_BEFORE_AND_NOW, "FlashAttention 3"], rows)
+
+
+_BEFORE_AND_NOW = ("rows", "limit", "own tiles", "before", "now", "now / before")
+
+
+def _before_and_now(line: Result) -> list[str]:
+    """Cells of one situation of the op, by two ways."""
+    before, now = line["us_before"], line["us_now"]
+    times = f"{line['us_own']:.1f}", f"{before:.1f}", f"{now:.1f}"
+    return [line["situation"], f"{line['us_limit']:.0f}", *times, f"{now / before:.2f} ×"]
 
 
 def many_tiles() -> str:
@@ -178,20 +176,9 @@ def many_tiles() -> str:
     rows, last = [], ""
     for line in found["rows"]:
         heads = f"{'/'.join(map(str, line['heads']))}, {line['bits']} bits"
-        before, now = line["us_before"], line["us_now"]
-        rows.append(
-            [
-                "" if heads == last else heads,
-                line["situation"],
-                f"{line['us_limit']:.0f}",
-                f"{line['us_own']:.1f}",
-                f"{before:.1f}",
-                f"{now:.1f}",
-                f"{now / before:.2f} ×",
-            ]
-        )
+        rows.append(["" if heads == last else heads, *_before_and_now(line)])
         last = heads
-    return table(["heads", "rows", "limit", "own tiles", "before", "now", "now / before"], rows)
+    return table(["heads", *_BEFORE_AND_NOW], rows)
 
 
 def life_many_tiles() -> str:

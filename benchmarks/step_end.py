@@ -265,7 +265,7 @@ def unlaunched(vocab_size: int = 256, *, heads: tuple[int, int] = (32, 8)) -> An
             return SimpleNamespace(record=_nothing, synchronize=_nothing, query=lambda: False)
 
         def record(self, work: Any) -> Recording:
-            older: Any = Recording  # of a checkout before 2026-11-29: results in one, and before 2026-11-26 a head and a tail
+            older: Any = Recording  # of a checkout before c4b72d37: results in one, and before 2026-11-26 a head and a tail
             parts: tuple[Any, ...] = (_nothing, _nothing)
             if "parts" in Recording._fields:
                 parts = ((_nothing,) * 4,)

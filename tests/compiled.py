@@ -12,7 +12,6 @@ were asked for. Runs in a process of its own, because Triton decides on import w
 
 from __future__ import annotations
 
-import ast
 import ctypes
 import gc
 import json
@@ -537,12 +536,11 @@ def launched(
 
 
 def hurry() -> None:
-    """Memory is not given back to the system, no garbage looked for, and no function's text parsed twice."""
+    """Memory is not given back to the system, and no garbage looked for."""
     top_pad, trim, mapped = -2, -1, -3  # as `mallopt` has them
     for option, size in ((top_pad, 128 << 20), (trim, 1 << 30), (mapped, 1 << 30)):
         ctypes.CDLL(None).mallopt(option, size)
     gc.disable()
-    ast.parse = cache(ast.parse)  # type: ignore[assignment]
 
 
 def answer(wanted: int, part: str, *choices: str) -> None:

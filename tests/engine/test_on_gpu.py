@@ -345,9 +345,8 @@ def test_what_recordings_lend_takes_one_place_and_keeps_it() -> None:
     del recordings, recording, repeat, recorder
     gc.collect()
     torch.cuda.empty_cache()
-    others = torch.zeros(
-        20, *x.shape, dtype=x.dtype, device=device
-    )  # nothing of the pool is handed out again
+    # Nothing of the pool is handed out again.
+    others = torch.zeros(20, *x.shape, dtype=x.dtype, device=device)
     assert (lent == 19).all()
     assert not others.any()
 
