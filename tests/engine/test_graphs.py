@@ -29,7 +29,7 @@ from manyhands.cache.plan import Plan
 from manyhands.cache.step import GREEDY, Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine import capacities, graphs, sampling
-from manyhands.engine.capacities import Wide, capacity_of
+from manyhands.engine.capacities import Wide, capacity_of, kind_ahead
 from manyhands.engine.engine import Engine
 from manyhands.engine.executor import LocalExecutor
 from manyhands.engine.graphs import GraphedPasses
@@ -40,6 +40,7 @@ from manyhands.strategies.settings import SharedSettings
 from manyhands.strategies.shared_prefix import Completions, Prompt, shared_prefix
 from tests.attention.test_work import a_team, completions
 from tests.engine.small import TEXT, executor_of, finish, small_config, small_engine
+from tests.engine.test_wide import fed
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the kernels are compiled here, and run on the GPU only"
@@ -955,29 +956,66 @@ def test_large_teams_have_a_recording_of_their_own(
         if tokens == 64:
             wide = graphs._Graph(passes, WIDE(tokens, tiling, kind), 64)
             passes._ahead[tokens, kind] = wide
-    eights = [view for _ in range(8) for view in situations.team(8, 400, 40)]
-    plans = {Wide.TEAMS: situations.planned(eights, 1)[0], Wide.SMALL: teams_of_four(16)}
+    eights, sixteens = (
+        situations.planned(
+            [view for _ in range(64 // workers) for view in situations.team(workers, 400, 40)], 1
+        )[0]
+        for workers in (8, 16)
+    )
+    plans = {Wide.TEAMS: (eights, 8), Wide.SMALL: (teams_of_four(16), 4)}
+    if 16 * group <= tiling.most_small_rows:
+        plans[Wide.LARGE_TEAMS] = sixteens, 16
     for _ in range(50):
-        for kind, plan in plans.items():
+        for kind, (plan, workers) in plans.items():
             found = passes._recorded(plan)
             assert found is not None
             assert found[0] is passes._ahead[64, kind]
-            assert found[1].small_rows == {Wide.TEAMS: 8, Wide.SMALL: 4}[kind] * group
+            assert found[1].small_rows == workers * group
             passes.meanwhile()
     assert not made
-    plan, own = plans[Wide.TEAMS], passes._ahead[64, Wide.TEAMS]
-    stretches, work = Stretches.of(plan, tiling), cut(plan, tiling)
-    found = passes._at_hand(plan, work, capacity_of(plan, work), stretches)
+    for kind, (plan, _) in plans.items():
+        own, others = passes._ahead[64, kind], set(passes._ahead.values())
+        stretches, work = Stretches.of(plan, tiling), cut(plan, tiling)
+        found = passes._at_hand(plan, work, capacity_of(plan, work), stretches)
+        assert found is not None
+        assert found[0] is own
+        if kind is not Wide.SMALL:
+            room, own.capacity = own.capacity, replace(own.capacity, small=1)
+            found = passes._recorded(plan)
+            assert found is not None
+            assert found[0] in others - {own}
+            own.capacity = room
+    if Wide.LARGE_TEAMS not in plans:
+        found = passes._recorded(sixteens)
+        assert found is not None
+        assert found[0] is passes._ahead[64, Wide.TEAMS], "where their own tiles would be large"
+
+
+def test_what_has_no_room_beside_a_prompt_goes_by_an_ample_recording(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Teams of 24 stand in large tiles, more than the usual recording has beside a prompt; none is made in their midst."""
+    passes, made = with_both(monkeypatch)
+    passes.backend.tiling = tiling = Tiling(4, 8, num_processors=132, large_rows=64)
+    for tokens, kind in capacities.kinds_ahead(512, tiling):
+        if tokens == 512:
+            passes._ahead[tokens, kind] = graphs._Graph(passes, WIDE(tokens, tiling, kind), 64)
+    teams = [view for _ in range(5) for view in situations.team(24, 1500, 130)]
+    prompt = View([situations.block_of(1200)])
+    plan = fed([*((view, 1) for view in teams), (prompt, 380)])
+    assert kind_ahead(plan, cut(plan, tiling), tiling) is Wide.LARGE
+    ample, large = passes._ahead[512, Wide.AMPLE], passes._ahead[512, Wide.LARGE]
+    for _ in range(50):
+        found = passes._recorded(plan)
+        assert found is not None
+        assert found[0] is ample
+        assert len(found[1].large) > large.capacity.large
+        passes.meanwhile()
+    assert not made
+    few = [view for _ in range(4) for view in situations.team(4, 1500, 130)]
+    found = passes._recorded(fed([*((view, 1) for view in few), (prompt, 490)]))
     assert found is not None
-    assert found[0] is own
-    sixteens = [view for _ in range(4) for view in situations.team(16, 400, 40)]
-    found = passes._recorded(situations.planned(sixteens, 1)[0])
-    assert found is not None
-    assert found[0] is own, "also where their own tiles would be large"
-    own.capacity = replace(own.capacity, small=1)
-    found = passes._recorded(plan)
-    assert found is not None
-    assert found[0] is passes._ahead[64, Wide.SMALL]
+    assert found[0] is large
 
 
 @pytest.mark.parametrize("group", [1, 4, 5, 128])

@@ -200,23 +200,32 @@ def test_teams_of_four_are_not_lone(teams: int) -> None:
 @pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"group {tiling.group}")
 @pytest.mark.parametrize(("teams", "workers"), [(5, 8), (7, 8), (16, 8), (31, 8), (3, 16), (8, 16)])
 def test_many_rows_of_large_teams_fit(teams: int, workers: int, tiling: Tiling) -> None:
-    """They have recordings of their own where teams of four have smaller tiles; these have room for larger teams, too."""
+    """They have recordings of their own where smaller teams have smaller tiles; these have room for larger teams, too."""
     plan = several(teams, workers)
     kind = kind_ahead(plan, cut(plan, tiling), tiling)
-    sizes = {size for size, each in kinds_ahead(AHEAD, tiling) if each is Wide.TEAMS}
+    ahead = kinds_ahead(AHEAD, tiling)
+    sizes = {made_for: {size for size, each in ahead if each is made_for} for made_for in Wide}
     if tiling.group == 1:
-        assert not sizes
+        assert not sizes[Wide.TEAMS] | sizes[Wide.LARGE_TEAMS]
         assert kind is Wide.SMALL
         assert fits(plan, tiling)
         return
-    assert sizes == {64, 128, 256}
+    assert sizes[Wide.TEAMS] == {64, 128, 256}
+    are_apart = 16 * tiling.group <= tiling.most_small_rows
+    assert sizes[Wide.LARGE_TEAMS] == (sizes[Wide.TEAMS] if are_apart else set())
     tokens = power_of_two(plan.num_tokens)
     own, usual = (wide_capacity(tokens, tiling, each) for each in (Wide.TEAMS, Wide.SMALL))
     assert own.small_rows == 2 * usual.small_rows == power_of_two(8 * tiling.group)
     is_small = Stretches.of(plan, tiling).are_small(tiling)
     assert is_small is (workers * tiling.group <= tiling.most_small_rows)
-    assert kind is (Wide.TEAMS if is_small else Wide.LARGE)
+    of_team = Wide.LARGE_TEAMS if workers == 16 else Wide.TEAMS
+    assert kind is (of_team if is_small else Wide.LARGE)
     assert fits_into(plan, tiling, tokens, Wide.TEAMS)
+    if is_small:
+        assert wide_capacity(tokens, tiling, kind).small_rows == power_of_two(
+            workers * tiling.group
+        )
+        assert fits_into(plan, tiling, tokens, kind)
 
 
 @pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"group {tiling.group}")
@@ -247,17 +256,44 @@ def test_one_team_is_not_several(workers: int) -> None:
         assert kind_ahead(plan, cut(plan, tiling), tiling) is Wide.SMALL
 
 
-@pytest.mark.parametrize("heads", [(32, 4), (64, 8), (32, 2), (40, 8), (8, 1)], ids=str)
+TEAM = life.TEAMS.crowd[0][1]
+# Teams of four; and larger ones beside them, with lone runs of up to 4 000 tokens.
+CROWDS = {
+    "fours": life.TEAMS.crowd,
+    "sixteens": ((8, replace(TEAM, rows=16)),),
+    "all sizes": (
+        *((count, replace(TEAM, rows=rows)) for count, rows in ((2, 16), (4, 8), (8, 4))),
+        (20, replace(life.LONES.crowd[0][1], prompt=(100, 4000))),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("heads", "crowd"),
+    [
+        ((32, 4), "fours"),
+        ((64, 8), "fours"),
+        ((32, 2), "fours"),
+        ((8, 1), "fours"),
+        ((40, 8), "fours"),
+        ((32, 8), "all sizes"),
+        ((40, 8), "all sizes"),
+        ((32, 4), "all sizes"),
+        ((64, 8), "sixteens"),
+    ],
+    ids=str,
+)
 def test_crowds_of_other_shapes_find_room(
-    heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    heads: tuple[int, int], crowd: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight query heads to a key head fill twice as many large tiles as four do, and few key heads are cut into more."""
+    """Eight query heads to a key head fill twice as many large tiles as four do, few key heads are cut into more, and so are large
+    teams that stand beside a prompt."""
     for name in ("LEAST", "uncommon_capacities"):  # the engine changes the latter for good
         monkeypatch.setattr(capacities, name, getattr(capacities, name))
     engine = unlaunched(heads=heads)
-    situation = replace(life.TEAMS, num_passes=110, warm_up=70)
+    situation = replace(life.TEAMS, crowd=CROWDS[crowd], num_passes=110, warm_up=70)
     facts = life.live(engine, situation, seed=1).facts()
-    assert facts["prompts"] > 20
+    assert facts["prompts"] >= (5 if crowd == "sixteens" else 20)
     assert facts["eager"] + facts["recorded"] <= 1
 
 

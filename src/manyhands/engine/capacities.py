@@ -6,8 +6,11 @@ long lists of everything else, and for most numbers two to four, by what they ar
 
     kinds_ahead            all of them: tokens, and the use
     kind_ahead             the use that is meant for a plan
+    kinds_meant            the same, and those that have its kernels
+    kinds_instead          the uses that serve where none of these has room
     wide_capacity          the room that each has
     uncommon_capacities    kernels that no wide recording has, so that they are compiled all the same
+    sizes_of               the tokens of the wide recordings of a use that so many tokens may go by
     capacity_of            the capacity that a plan itself would get a recording of
 """
 
@@ -15,8 +18,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import Enum
+from functools import cache
 
-from manyhands.attention.prepared import ENDED, Capacity, rounded_tokens
+from manyhands.attention.prepared import ENDED, Capacity, rounded_tokens, tokens_of_ended
 from manyhands.attention.triton_backend import are_halved, is_beside
 from manyhands.attention.work import Occupancy, Tiling, Work, loaded, occupancy_of, power_of_two
 from manyhands.cache.pages import Ints
@@ -50,6 +54,11 @@ _MOST_ITEMS = 256
 # Up to so many query heads for a key head, and from so many of these on, few strips beside a prompt are large, and few are cut.
 _USUAL_GROUP, _USUAL_HEADS = 5, 8
 _MUCH_MORE = 1.5  # times the keys that tiles for eight would load
+_AMPLE = (128, 256, 320, 384, 512, 640, AHEAD)  # tokens of recordings of `Wide.AMPLE`
+_MOST_ROWS = 256  # of the others: the head's product is of as many, padding too
+# Of ample ones: entries, and partials of each token and of each of its tiles; large tiles beside those of a prompt.
+_MOST_READS, _MOST_BESIDE = 8192, 1024
+_EIGHT, _SIXTEEN = 8, 16  # workers of large teams
 _TILES_OF_A_ROW = 2  # a strip of its own, and its prompt or what its team shares
 
 
@@ -59,8 +68,12 @@ class Wide(Enum):
     SMALL = "rows that write: many small tiles"
     SEVERAL = "few rows of several runs: small tiles for teams of four, and for rows alone that want the same"
     TEAMS = "many rows of teams of eight and more: small tiles for eight"
+    LARGE_TEAMS = "many rows of teams of sixteen, where query heads are few: small tiles for these"
     LONE = "lone rows and others that share little: the smallest tiles, where a team of four wants larger ones"
     LARGE = "parts of prompts: large tiles, beside small ones"
+    AMPLE = (
+        "parts of prompts beside more teams than that: the same tiles, and more of the large ones"
+    )
     ENDED = "a team in which steps have ended: fewer rows than tokens, which read the same strips"
 
 
@@ -77,12 +90,9 @@ def kinds_ahead(most: int, tiling: Tiling) -> list[tuple[int, Wide]]:
         *((tokens, Wide.ENDED) for tokens in sizes if tokens in ENDED),
         *((tokens, Wide.LARGE) for tokens in usual if tokens > ALL_SMALL),
         # Last, for others serve these plans too: a device without memory for all of them lacks the ones that it can spare.
-        *(
-            (tokens, Wide.TEAMS)
-            for tokens in many
-            if _rows_of_four(tiling) < _rows_of_eight(tiling)
-        ),
+        *((tokens, kind) for kind in _teams(tiling) for tokens in many),
         *((tokens, Wide.LONE) for tokens in lone if _least_rows(tiling) < _rows_of_four(tiling)),
+        *((tokens, Wide.AMPLE) for tokens in _AMPLE if tokens <= most),
     ]
 
 
@@ -95,26 +105,70 @@ def kind_ahead(plan: Plan, work: Work, tiling: Tiling) -> Wide:
     if not len(work.large):
         _, counts, starts, ends, *_ = work.small.T
         kind = kind_of_small(work.small_rows, counts * tiling.group, ends - starts, tiling)
-    if kind is Wide.LONE or (kind is Wide.TEAMS and plan.num_tokens > ALL_SMALL):
+    if kind is Wide.LONE or (kind is not Wide.SMALL and plan.num_tokens > ALL_SMALL):
         return kind
     are_several = not len(work.large) and 0 < work.small_rows <= _rows_of_four(tiling)
     are_apart = plan.num_tokens <= ALL_SMALL and _are_apart(power_of_two(plan.num_tokens), tiling)
     return Wide.SEVERAL if are_several and are_apart else Wide.SMALL
 
 
+def kinds_meant(kind: Wide) -> tuple[Wide, ...]:
+    """The kinds of recordings that have the kernels of a plan that `kind` is meant for, the smallest first."""
+    return (Wide.ENDED, kind, Wide.AMPLE) if kind is Wide.LARGE else (Wide.ENDED, kind)
+
+
+def kinds_instead(kind: Wide) -> tuple[Wide, ...]:
+    """The kinds of recordings for a plan that finds no room in those that are meant for it, the best one first.
+
+    Each is slower, and far from as slow as a pass that is launched kernel by kernel.
+    """
+    every = Wide.TEAMS, Wide.LARGE_TEAMS, Wide.SMALL, Wide.LARGE, Wide.AMPLE
+    return tuple(each for each in every if each not in kinds_meant(kind))
+
+
+@cache
+def sizes_of(kind: Wide, count: int) -> tuple[int, ...]:
+    """The tokens of recordings of this kind that a plan of `count` tokens may go by, the smallest first; not all are there."""
+    if kind is Wide.ENDED:
+        return (tokens_of_ended(count),)
+    if kind is Wide.AMPLE:
+        return tuple(tokens for tokens in _AMPLE if tokens >= count)[:1]
+    return tuple(dict.fromkeys((rounded_tokens(count), power_of_two(count))))
+
+
 def kind_of_small(small_rows: int, rows: Ints, keys: Ints, tiling: Tiling) -> Wide:
     """The kind of recording of more than 32 tokens, all in small tiles, for a plan that wants these to have `small_rows`.
 
     `rows` and `keys` [n] of its stretches, or of the tiles that they are cut into. Tiles for eight are half empty where most keys
-    are those of teams of four, so they have to spare a third of what is loaded, and not just what a prompt beside others is.
+    are those of teams of four, so they have to spare a third of what is loaded, and not just what a prompt beside others is;
+    so do tiles for sixteen beside those for eight.
     """
-    four, eight = _rows_of_four(tiling), _rows_of_eight(tiling)
+    four = _rows_of_four(tiling)
     if small_rows <= _least_rows(tiling) < four:
         return Wide.LONE
-    if not four < eight <= small_rows:
-        return Wide.SMALL
-    by_four, by_eight = (loaded(rows, keys, size, tiling) for size in (four, eight))
-    return Wide.TEAMS if by_four >= _MUCH_MORE * by_eight else Wide.SMALL
+    kind, by_fewer = Wide.SMALL, 0
+    for larger, size in _teams(tiling).items():
+        if size > small_rows:
+            break
+        by_fewer = by_fewer or loaded(rows, keys, four, tiling)
+        if by_fewer < _MUCH_MORE * (by_these := loaded(rows, keys, size, tiling)):
+            break
+        kind, by_fewer = larger, by_these
+    return kind
+
+
+def _teams(tiling: Tiling) -> dict[Wide, int]:
+    """Rows of a small tile for teams of more than four, by the kind of recording, the fewest first; those of equal size once."""
+    sizes = {
+        Wide.TEAMS: _rows_of_team(_EIGHT, tiling),
+        Wide.LARGE_TEAMS: _rows_of_team(_SIXTEEN, tiling),
+    }
+    fewer = [_rows_of_four(tiling), *sizes.values()]
+    return {
+        kind: size
+        for (kind, size), before in zip(sizes.items(), fewer, strict=False)
+        if size > before
+    }
 
 
 def _are_apart(tokens: int, tiling: Tiling) -> bool:
@@ -132,9 +186,9 @@ def _rows_of_four(tiling: Tiling) -> int:
     return power_of_two(max(tiling.least_rows, 4 * tiling.group))
 
 
-def _rows_of_eight(tiling: Tiling) -> int:
-    """Rows of a small tile for a team of eight; a strip with more rows has several, or large ones."""
-    rows = power_of_two(max(tiling.least_rows, 8 * tiling.group))
+def _rows_of_team(workers: int, tiling: Tiling) -> int:
+    """Rows of a small tile for a team of so many, four or more; a strip with more rows has several, or large ones."""
+    rows = power_of_two(max(tiling.least_rows, workers * tiling.group))
     return max(_rows_of_four(tiling), min(rows, tiling.most_small_rows))
 
 
@@ -152,7 +206,10 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
     Of many tokens a small tile has rows for a team of four, since larger ones would be half empty, and beside large ones as few
     as there are. Padding costs a pass microseconds per layer, for programs that find nothing to do.
     """
-    has_large, is_narrow = kind is Wide.LARGE, tokens <= ALL_SMALL or kind is Wide.ENDED
+    has_large, is_narrow = (
+        kind in (Wide.LARGE, Wide.AMPLE),
+        tokens <= ALL_SMALL or kind is Wide.ENDED,
+    )
     rows, of_four = _rows_of_one(tokens, tiling), _rows_of_four(tiling)
     many = min(tokens, 64)
     splits = tiling.splits_per_processor if is_narrow else tiling.most_of_many
@@ -163,8 +220,8 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
     most = min(most, _MOST_ITEMS) if is_narrow else most
     if has_large:  # the smallest, which begin beside large ones (`work.py::begin_beside`)
         small_rows = _least_rows(tiling)
-    elif kind is Wide.TEAMS:
-        small_rows = _rows_of_eight(tiling)
+    elif kind in (of_teams := _teams(tiling)):
+        small_rows = of_teams[kind]
     else:
         small_rows = rows if is_narrow and kind is not Wide.SEVERAL else min(rows, of_four)
     # One team has few programs whatever its size, since its rows read the same strips.
@@ -183,7 +240,7 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
     of_one = 8 if tiling.num_kv_heads >= _USUAL_HEADS else of_few_heads
     wide = Capacity(
         tokens=tokens,
-        rows=min(tokens, 256),
+        rows=min(tokens, _MOST_ROWS),
         entries=max(256, 64 * many),
         pages=LEAST.pages * (8 if is_narrow else 16),
         small=max(LEAST.small, items, most),
@@ -196,6 +253,8 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
     )
     if kind is Wide.LONE:
         return _of_lone_rows(wide, tiling)
+    if kind is Wide.AMPLE:
+        return _with_ample_room(wide, items, of_prompt)
     return _of_ended_steps(wide, items, tiling) if kind is Wide.ENDED else wide
 
 
@@ -217,6 +276,18 @@ def _of_lone_rows(wide: Capacity, tiling: Tiling) -> Capacity:
         most_partials=_PARTIALS_LONE,
         small_rows=small_rows,
         occupancy=occupancy,
+    )
+
+
+def _with_ample_room(wide: Capacity, items: int, of_prompt: int) -> Capacity:
+    """The same for crowds that the others have no room for: more rows, more strips of each, more tiles."""
+    return replace(
+        wide,
+        rows=wide.tokens,
+        entries=_MOST_READS,
+        small=max(wide.small, items + _TILES_OF_A_ROW * wide.tokens),
+        large=of_prompt + _MOST_BESIDE,
+        partials=max(wide.partials, _MOST_READS),
     )
 
 

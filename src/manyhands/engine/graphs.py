@@ -50,8 +50,6 @@ from manyhands.attention.prepared import (
     Prepared,
     pack,
     pack_growth,
-    rounded_tokens,
-    tokens_of_ended,
 )
 from manyhands.attention.triton_backend import TritonBackend
 from manyhands.attention.work import (
@@ -65,7 +63,14 @@ from manyhands.cache.logprobs import Targets
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
 from manyhands.engine import capacities
-from manyhands.engine.capacities import Wide, capacity_of, kind_ahead
+from manyhands.engine.capacities import (
+    Wide,
+    capacity_of,
+    kind_ahead,
+    kinds_instead,
+    kinds_meant,
+    sizes_of,
+)
 from manyhands.engine.heads import Heads, part_ends
 from manyhands.engine.passes import ALONE, Attending, Late, Others, Passes, PassOutcome
 from manyhands.engine.recorder import Cut, GraphRecorder, Recording
@@ -370,7 +375,7 @@ class GraphedPasses(Passes):
         Of few tokens it is found once for all plans of a kind.
         """
         tiling = self.backend.tiling
-        others = Wide.LONE, Wide.SEVERAL, Wide.TEAMS
+        others = Wide.LONE, Wide.SEVERAL, Wide.TEAMS, Wide.LARGE_TEAMS
         if not any(True for _ in self._with_room(plan, *others)):
             return (Wide.SMALL,)
         if plan.num_tokens > capacities.ALL_SMALL:
@@ -407,7 +412,7 @@ class GraphedPasses(Passes):
         if self._newest is None or self._has_kernels_of(self._newest[0], plan, work):
             return False
         tiling = self.backend.tiling
-        kinds = Wide.ENDED, kind_ahead(plan, work, tiling)
+        kinds = kinds_meant(kind_ahead(plan, work, tiling))
         found = self._wide(plan, Stretches.of(plan, tiling), *kinds)
         return found is not None and found[0] is not self._newest[0]
 
@@ -443,19 +448,17 @@ class GraphedPasses(Passes):
         kind, times = kind_ahead(plan, work, self.backend.tiling), self._seen[capacity]
         times = times if self.trouble is None else 0  # it can have none of its own
         if self._is_served_well(plan, work):
-            if (found := self._wide(plan, stretches, Wide.ENDED, kind)) is not None:
+            if (found := self._wide(plan, stretches, *kinds_meant(kind))) is not None:
                 return found
         elif times >= _VERY_OFTEN:
             return None  # it is to have its own
         if fitting := [graph for known, graph in self._graphs.items() if known.serves(capacity)]:
             return min(fitting, key=lambda graph: graph.capacity.num_integers), work
-        if (found := self._wide(plan, stretches, Wide.ENDED, kind)) is not None:
+        if (found := self._wide(plan, stretches, *kinds_meant(kind))) is not None:
             return found
         if times >= _VERY_OFTEN:
             return None  # it is to have its own
-        # The other one is slower, and far from as slow as a pass that is launched kernel by kernel.
-        others = (each for each in (Wide.TEAMS, Wide.SMALL, Wide.LARGE) if each is not kind)
-        return self._wide(plan, stretches, *others)
+        return self._wide(plan, stretches, *kinds_instead(kind))
 
     def _is_served_well(self, plan: Plan, work: Work) -> bool:
         """Whether a wide recording has the kernels that a plan, cut alone as `work`, wants.
@@ -464,7 +467,7 @@ class GraphedPasses(Passes):
         second. Where runs come and go there is a capacity for every few passes.
         """
         meant = kind_ahead(plan, work, self.backend.tiling)
-        ahead = self._with_room(plan, Wide.ENDED, meant)
+        ahead = self._with_room(plan, *kinds_meant(meant))
         return any(self._has_kernels_of(wide, plan, work) for wide in ahead)
 
     @staticmethod
@@ -490,14 +493,8 @@ class GraphedPasses(Passes):
 
     def _with_room(self, plan: Plan, *kinds: Wide) -> Iterator[_Graph]:
         """The wide recordings of these kinds that have room for this plan's tokens and logits, the smallest first."""
-        count = plan.num_tokens
         for kind in kinds:
-            sizes = (
-                (tokens_of_ended(count),)
-                if kind is Wide.ENDED
-                else (rounded_tokens(count), power_of_two(count))
-            )
-            for tokens in dict.fromkeys(sizes):
+            for tokens in sizes_of(kind, plan.num_tokens):
                 graph = self._ahead.get((tokens, kind))
                 if graph is not None and graph.capacity.rows >= len(plan.heads):
                     yield graph
