@@ -54,10 +54,11 @@ _MOST_ITEMS = 256
 # Up to so many query heads for a key head, and from so many of these on, few strips beside a prompt are large, and few are cut.
 _USUAL_GROUP, _USUAL_HEADS = 5, 8
 _MUCH_MORE = 1.5  # times the keys that tiles for eight would load
-_AMPLE = (128, 256, 320, 384, 512, 640, AHEAD)  # tokens of recordings of `Wide.AMPLE`
+_AMPLE = (128, 160, 192, 256, 320, 384, 512, 640, AHEAD)  # tokens of recordings of `Wide.AMPLE`
 _MOST_ROWS = 256  # of the others: the head's product is of as many, padding too
-# Of ample ones: entries, and partials of each token and of each of its tiles; large tiles beside those of a prompt.
-_MOST_READS, _MOST_BESIDE = 8192, 1024
+_MOST_READS = 8192  # of ample ones: entries, and partials, of each token and each of its tiles
+# Large tiles in them, beside those of a prompt, where small ones have room for a team of sixteen, and where they have none.
+_MOST_BESIDE, _MOST_OF_LARGE_TEAMS = 640, 1024
 _EIGHT, _SIXTEEN = 8, 16  # workers of large teams
 _TILES_OF_A_ROW = 2  # a strip of its own, and its prompt or what its team shares
 
@@ -92,7 +93,8 @@ def kinds_ahead(most: int, tiling: Tiling) -> list[tuple[int, Wide]]:
         # Last, for others serve these plans too: a device without memory for all of them lacks the ones that it can spare.
         *((tokens, kind) for kind in _teams(tiling) for tokens in many),
         *((tokens, Wide.LONE) for tokens in lone if _least_rows(tiling) < _rows_of_four(tiling)),
-        *((tokens, Wide.AMPLE) for tokens in _AMPLE if tokens <= most),
+        # The largest first, for the others then find what they work with in the memory that it has left.
+        *((tokens, Wide.AMPLE) for tokens in reversed(_AMPLE) if tokens <= most),
     ]
 
 
@@ -254,7 +256,7 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
     if kind is Wide.LONE:
         return _of_lone_rows(wide, tiling)
     if kind is Wide.AMPLE:
-        return _with_ample_room(wide, items, of_prompt)
+        return _with_ample_room(wide, items, of_prompt, tiling)
     return _of_ended_steps(wide, items, tiling) if kind is Wide.ENDED else wide
 
 
@@ -279,14 +281,16 @@ def _of_lone_rows(wide: Capacity, tiling: Tiling) -> Capacity:
     )
 
 
-def _with_ample_room(wide: Capacity, items: int, of_prompt: int) -> Capacity:
+def _with_ample_room(wide: Capacity, items: int, of_prompt: int, tiling: Tiling) -> Capacity:
     """The same for crowds that the others have no room for: more rows, more strips of each, more tiles."""
+    are_small = _SIXTEEN * tiling.group <= tiling.most_small_rows
+    beside = _MOST_BESIDE if are_small else _MOST_OF_LARGE_TEAMS
     return replace(
         wide,
         rows=wide.tokens,
         entries=_MOST_READS,
         small=max(wide.small, items + _TILES_OF_A_ROW * wide.tokens),
-        large=of_prompt + _MOST_BESIDE,
+        large=of_prompt + beside,
         partials=max(wide.partials, _MOST_READS),
     )
 
