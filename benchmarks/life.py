@@ -9,8 +9,8 @@ other tokens (`warm`), and with other draws (`drawn anew`), whose runs differ in
 Of the fresh figures only the first situation's are those of a fresh process: what one has recorded serves
 the next. Teams are made up, but for one: `hogwild` itself over a shared prompt, whose rows draw from eleven tokens, so that
 steps have forty on average. Beside each stands the floor of its own passes: linear layers alone at so many tokens, plus the keys
-and values that were read, at the speed of a copy, and the time of a fixed loop in Python right behind it (`python_loop_ms`):
-passes that wait for the host are as slow as the host is then. The gate: tokens of a mixed crowd of a tiny network equal
+and values that were read, at the speed of a copy, the clock of the GPU and whether power held it back (`benchmarks/clocks.py`), and the
+time of a fixed loop in Python right behind it (`python_loop_ms`): passes that wait for the host are as slow as the host is then. The gate: tokens of a mixed crowd of a tiny network equal
 those of each of its runs alone.
 
 Processes differ by a hundredth, and the two of a comparison are two. `--variants` compares in one engine: FILE is Python with
@@ -38,6 +38,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer
 
+from benchmarks.clocks import Clocks
 from benchmarks.decode import each_network, free
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY
@@ -152,6 +153,7 @@ class Life:
             wanted = arguments.only.split(";")
             self.situations = tuple(s for s in self.situations if any(w in s.name for w in wanted))
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self.clocks = Clocks(self.device)
         self.variants = variants_of(arguments.variants)
         kind = "apart_" * arguments.apart + "variants_" * (arguments.variants is not None)
         self.results = Results(f"life_{kind}{name}", arguments, clock)
@@ -176,10 +178,12 @@ class Life:
             self.results.put(get_ready_seconds=round(time.perf_counter() - began, 2))
             gc.collect()
             gc.freeze()  # as the command line does: looking at all that was imported takes 0.2 s
+            with self.clocks:
+                for situation in self.situations:
+                    for when, seed, words in TIMES:
+                        self._in_turns(engine, situation, when, seed, words, floor_of)
+            wanted = [part for part in self.arguments.profile.split(";") if part]
             for situation in self.situations:
-                for when, seed, words in TIMES:
-                    self._in_turns(engine, situation, when, seed, words, floor_of)
-                wanted = filter(None, self.arguments.profile.split(";"))
                 if any(part in situation.name for part in wanted):
                     self._profile(engine, situation)
 
@@ -207,7 +211,7 @@ class Life:
                 )
             try:
                 with self.results.surviving(title):
-                    others = words + len(TIMES) * place
+                    others, began = words + len(TIMES) * place, self.clocks.now()
                     record = live(engine, situation, floor_of, seed=seed, words=others)
                     self.results.add(
                         "situations",
@@ -215,6 +219,7 @@ class Life:
                         when=when,
                         **({"variant": name} if name else {}),
                         **record.facts(),
+                        **self.clocks.facts(began),
                         python_loop_ms=python_loop_ms(),
                     )
             finally:
