@@ -236,6 +236,33 @@ def test_recorded_passes_choose_the_same_tokens(layout: str) -> None:
     assert 0 < passes.num_graphs < 12
 
 
+def test_a_team_by_ample_recordings_alone_chooses_the_same_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They serve any plan that others have no room for, so here there are no others."""
+    prompt = load_prompt(manyhands.bundled.path() / "manyhands.toml")
+    question = problem_list(random.Random("ample"), 5, "bare").question
+    settings = TeamSettings(workers=3, budget=120, snapshots=(40,))
+    plain, engine = (bundled(graphs=graphs) for graphs in (False, True))
+    engine.get_ready()
+    passes = executor_of(engine).passes
+    assert isinstance(passes, GraphedPasses)
+    passes._ahead = {key: graph for key, graph in passes._ahead.items() if key[1] is Wide.AMPLE}
+    sizes = {tokens for tokens, _ in passes._ahead}
+    assert min(sizes) == 128
+    served, pack = [], _Graph._pack
+    with monkeypatch.context() as patch:
+        patch.setattr(passes, "_record", lambda *_: None)  # none of a plan's own either
+        patch.setattr(_Graph, "_pack", lambda graph, *of: served.append(graph) or pack(graph, *of))
+        answers = [
+            each.run(hogwild(question, each.text, settings, prompt)) for each in (plain, engine)
+        ]
+    assert answers[0] == answers[1]
+    assert len(served) > 10
+    assert set(served) <= set(passes._ahead.values())
+    assert passes.trouble is None
+
+
 def test_recorded_passes_give_the_same_logits_step_by_step() -> None:
     """Plain decoding, other rows in between, a wider row, sixteen workers, over ends of pages."""
     engines = [bundled(graphs=graphs) for graphs in (False, True)]
