@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks import (
     cpu_tables,
+    crowd_tables,
     engine_tables,
     gpu_tables,
     layer_tables,
@@ -417,6 +418,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **gpu_tables.TABLES,
     **engine_tables.TABLES,
     **layer_tables.TABLES,
+    **crowd_tables.TABLES,
     **cpu_tables.TABLES,
     **scale_tables.TABLES,
     **serving_tables.TABLES,

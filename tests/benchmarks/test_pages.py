@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks import engine_tables, gpu_tables, layer_tables, performance, targets
+from benchmarks import (
+    crowd_tables,
+    engine_tables,
+    gpu_tables,
+    layer_tables,
+    performance,
+    targets,
+)
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [(DOCS / name).read_text(encoding="utf-8") for name in performance.PAGES]
@@ -24,7 +31,7 @@ def claimed(page: str) -> list[str]:
 
 
 def test_every_table_stands_on_one_of_the_pages() -> None:
-    parts = (performance, gpu_tables, layer_tables, engine_tables, targets)
+    parts = (performance, gpu_tables, layer_tables, crowd_tables, engine_tables, targets)
     made = [name for part in parts for name in part.TABLES]
     shown = Counter(name for page in PAGES for name, _ in TABLE.findall(page))
     assert shown == Counter([*made, "guesses"])  # of the bundled model on a CPU
