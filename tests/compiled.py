@@ -534,7 +534,7 @@ def answer(wanted: int, part: str, *choices: str) -> None:
 
 
 def known() -> dict[str, Any]:
-    """What the file says, but for one of twelve: these are compiled each time."""
+    """Entries of the file, but for one of twelve: these are compiled each time."""
     found = json.loads(FILE.read_text(encoding="utf-8"))["found"]
     return {key: kernel for key, kernel in found.items() if int(key, 16) % 12}
 

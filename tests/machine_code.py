@@ -1,4 +1,4 @@
-"""What stands in the machine code of a compiled kernel, as numbers and short texts: no GPU is needed to see it."""
+"""The machine code of a compiled kernel, told in numbers and short texts: no GPU is needed to see it."""
 
 from __future__ import annotations
 

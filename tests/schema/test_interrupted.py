@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import IO, Any
 
 import pytest
 
@@ -200,8 +200,8 @@ def _next(told: list[int]) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def writers() -> Iterator[tuple[TextIO, TextIO]]:
-    """What a process is told and what it tells: one with everything imported, whose copies are killed."""
+def writers() -> Iterator[tuple[IO[str], IO[str]]]:
+    """Both ends of a process with everything imported, whose copies are killed."""
     command = [sys.executable, "-m", "tests.schema.users"]
     read, write = os.pipe()
     with Warm(command, cwd=ROOT, stdin=read, stdout=subprocess.PIPE) as process:
@@ -212,7 +212,7 @@ def writers() -> Iterator[tuple[TextIO, TextIO]]:
 
 
 @pytest.mark.parametrize("name", USERS)
-def test_killed_at_any_moment(name: str, tmp_path: Path, writers: tuple[TextIO, TextIO]) -> None:
+def test_killed_at_any_moment(name: str, tmp_path: Path, writers: tuple[IO[str], IO[str]]) -> None:
     """SIGKILL, again and again: every start goes on, nothing is lost and nothing is done twice."""
     user, rng, path = USERS[name], random.Random(name), tmp_path / "x.jsonl"
     pipe = tmp_path / "told"
