@@ -2,34 +2,40 @@
 
     echo 90 attention | python -m tests.compiled          compute capability 9.0: Hopper
     echo 90 products every | python -m tests.compiled     all launches, not the cover alone
+    echo 90 products anew | python -m tests.compiled      the cover, and nothing is taken from the file
+    echo 90 products keys | python -m tests.compiled      the keys of the cover, and nothing is compiled
+    python -m tests.compiled write                        the file anew, in some three minutes
 
 The functions that launch kernels are called as ever, with tensors on the CPU; a driver that has no device
 stands in for Triton's, and launching is left out. A cover of the launches is compiled: every fact of a launch,
 as a constant's value or an argument's type, is in one of the cover. Of those for an older device than Hopper only some are
 asked for (`asked_of_older`). One line of JSON per kernel says what its machine code holds; a last one holds the facts that
 were asked for. Runs in a process of its own, because Triton decides on import whether it interprets.
+
+What was found in machine code stands in a file (`compiled.json`), by the key under which Triton keeps it: source of a
+kernel and of what it calls, facts of a launch, the compiler itself. What has no entry is compiled.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import hashlib
 import json
 import os
-import re
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from itertools import compress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import triton
+from triton.compiler.compiler import get_cache_invalidating_env_vars, make_backend
 from triton.runtime import driver
-from triton.runtime.jit import JITFunction
+from triton.runtime.cache import get_cache_key, triton_key
+from triton.runtime.jit import JITCallable, JITFunction
 
 from manyhands.attention import launches, strips, triton_backend
 from manyhands.attention.attend import LayerCall, LeftNorms
@@ -65,10 +71,14 @@ from manyhands.model.kernels.experts import experts as whole_experts
 from manyhands.model.quantised.linear import Float8Linear
 from manyhands.model.quantised.w4a16 import Int4Linear
 from manyhands.model.routing import ExpertGroups, Scoring
+from tests import machine_code
+from tests.machine_code import ROWS
 from tests.no_device import NoDevice
 
 HOPPER = 90
-ROWS = ("_w4a16_product", "_mxfp4_product")  # products in assembly
+CAPABILITIES = (HOPPER, 86)
+PARTS = ("attention", "products")
+FILE = Path(__file__).with_suffix(".json")
 # Products in Triton's own words: by which matrix unit, and with how much memory, is the device's matter.
 DOTS = {
     *("_skinny", "_expert_gated", "_expert_down", "attend_kernel"),
@@ -162,97 +172,52 @@ def cover(launches: Sequence[Launch], missing: frozenset[str]) -> list[Launch]:
     return chosen
 
 
-def compile_all(launches: Sequence[Launch]) -> None:
-    """Compile them, and say what was made of each."""
-    triton.knobs.runtime.jit_cache_hook = None
+class _Met(Exception):
+    """Raised in the place of compiling."""
+
+
+def compile_all(launches: Sequence[Launch], known: Mapping[str, Any]) -> None:
+    """Say what is made of each, compiled if it is not known, with the key by which it is known and whether it was."""
     for launch in launches:
-        options = launch.options
-        kernel = RUN(launch.kernel, *launch.arguments, **options)
-        name, code = launch.kernel.__name__, kernel.asm["ptx"]
-        report = {
-            "kernel": name,
-            "capability": kernel.metadata.target.arch,
-            "facts": sorted(launch.facts),
-            "fuses": options.get("enable_fp_fusion"),
-            "waits": code.count("griddepcontrol.wait"),
-            "lets_in": code.count("griddepcontrol.launch_dependents"),
-            "order": "".join(re.findall(r"griddepcontrol\.(\w)", code)),  # w: waits, l: lets in
-            "tensor_maps": code.count("cp.async.bulk.tensor"),
-            "tensor_cores": "wgmma" in code or "mma.sync" in code,
-            "shared_memory": kernel.metadata.shared,
-            "hidden": hidden(kernel) if name.startswith("specialised") else None,
-            "few": options.get("FEW"),
-            "stands": options.get("STANDS"),
-            "threads": int(re.findall(r"\.reqntid (\d+)", code)[0]),
-            "rows": held_rows(kernel) if name in ROWS else None,
-            "stages": options.get("STAGES") if name in ROWS else None,
-            "early": early_reads(code),
-            "rings": (rings := [int(size) for size in re.findall(r"\.b8 ring\[(\d+)\]", code)]),
-            "illegal": illegal(kernel) if rings else 0,
-            "meetings": meetings(code) if (is_wide := name == "_mxfp4_many") else None,
-            "product_waits": machine_code(kernel).count("WARPGROUP.DEPBAR") if is_wide else None,
-        }
-        print(json.dumps(report), flush=True)
+        name, key = launch.kernel.__name__, key_of(launch)
+        if (found := known.get(key)) is None:
+            found = machine_code.looked_at(name, launch.options, compiled(launch))
+        about = {"kernel": name, "facts": sorted(launch.facts)}
+        about |= {"key": key, "is_known": key in known}
+        print(json.dumps(about | found), flush=True)
 
 
-def hidden(kernel: Any) -> int:
-    """Exponentials between the wait for the scores and that for the values: products hide them.
-
-    The assembler has been seen to move the second wait in front of them, and nothing else tells.
-    """
-    code = machine_code(kernel)
-    between = re.findall(r"DEPBAR\.LE gsb0, 0x1(.*?)DEPBAR\.LE gsb0, 0x0", code, re.DOTALL)
-    return min((found.count("MUFU.EX2") for found in between), default=0)
+def compiled(launch: Launch) -> Any:
+    """A kernel's code for a launch."""
+    triton.knobs.runtime.jit_cache_hook = None
+    return RUN(launch.kernel, *launch.arguments, **launch.options)
 
 
-def meetings(code: str) -> str:
-    """The order of a kernel that copies inputs and multiplies them, by letters.
+def key_of(launch: Launch) -> str:
+    """By Triton's own: of a kernel and all that it calls, a launch's facts, and the compiler; and of how its code is looked at."""
+    key = ""
 
-    w: waits for copies, b: all warps meet, c: copies inputs, f: makes them visible, m: multiplies, e: waits for products.
-    """
-    letters = {
-        r"cp\.async\.wait_group": "w",
-        r"bar\.sync": "b",
-        r"cp\.async\.cg": "c",
-        r"fence\.proxy": "f",
-        r"wgmma\.mma_async": "m",
-        r"wgmma\.wait_group": "e",
-    }
-    found = re.findall("|".join(f"({each})" for each in letters), code)
-    return "".join(next(compress(letters.values(), each)) for each in found)
+    def meet(source: Any, target: Any, options: dict[str, Any]) -> Any:
+        nonlocal key
+        backend = make_backend(target)
+        options = backend.parse_options({**options, **source.parse_options()})
+        variables = get_cache_invalidating_env_vars()
+        key = get_cache_key(source, backend, options, env_vars=variables)
+        raise _Met
 
-
-def illegal(kernel: Any) -> int:
-    """Copies to shared memory with two uniform registers: ptxas writes them, and they have a place for one."""
-    copies = re.findall(r"LDGSTS\S* (.*);", machine_code(kernel))
-    assert copies
-    return sum(bool(re.match(r"\[[^]]*\bUR.*, desc\[UR", copy)) for copy in copies)
+    compiles, launch.kernel.compile = launch.kernel.compile, meet
+    try:
+        compiled(launch)
+    except _Met:
+        pass
+    finally:
+        launch.kernel.compile = compiles
+    return digest(key, Path(machine_code.__file__).read_text(encoding="utf-8"))
 
 
-@cache
-def machine_code(kernel: Any) -> str:
-    """Its instructions."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        words = [triton.knobs.nvidia.nvdisasm.path, "-c", "-ndf", file.name]
-        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
-
-
-def early_reads(code: str) -> int:
-    """Reads in front of the first wait that may find in the first-level cache what lay there before."""
-    early, wait, _ = code.partition("griddepcontrol.wait")
-    return len(re.findall(r"ld\.global(?!\.cg)", early)) if wait else 0
-
-
-def held_rows(kernel: Any) -> list[str]:
-    """How threads hold the operands of products and copies in assembly: each must have one row, of four or of one."""
-    code = kernel.asm["ttgir"]
-    layouts = dict(re.findall(r"^(#\w+) = #ttg\.blocked<\{(.*)\}>$", code, re.MULTILINE))
-    ours = [line for line in code.splitlines() if re.search("mma.sync|ld.shared|cp.async.c", line)]
-    used = {name for line in ours for name in re.findall(r"tensor<\d+x[14]x\S+, (#\w+)>", line)}
-    held = r"sizePerThread = (\[.*?\]), threadsPerWarp = (\[.*?\]), warpsPerCTA = \[\d+, (\d+)\]"
-    return sorted({" ".join(re.findall(held, layouts[name])[0]) for name in used})
+def digest(*texts: str) -> str:
+    """A short name of these."""
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
 MOST_SHARED = {90: 232448, 86: 101376}  # bytes that one program may have
@@ -543,20 +508,64 @@ def hurry() -> None:
     gc.disable()
 
 
+def launches_of(wanted: int, part: str) -> tuple[list[Launch], frozenset[str]]:
+    """A part of the launches on such a device, and the facts of them that are asked for."""
+    launched_there = [*note_launches(wanted, part).values()]
+    if wanted >= HOPPER:
+        return launched_there, facts(launched_there)
+    asked = asked_of_older(launched_there, note_launches(HOPPER, part).values())
+    driver.set_active(NoDevice(wanted))
+    return launched_there, asked
+
+
 def answer(wanted: int, part: str, *choices: str) -> None:
     """Say what is made of a part of the launches on such a device, and what was asked for."""
-    compiles_every = choices == ("every",)
-    launched_there = [*note_launches(wanted, part).values()]
-    asked = facts(launched_there)
-    if wanted < HOPPER and not compiles_every:
-        asked = asked_of_older(launched_there, note_launches(HOPPER, part).values())
-        driver.set_active(NoDevice(wanted))
-    compile_all(launched_there if compiles_every else cover(launched_there, asked))
-    print(json.dumps(sorted(asked)), flush=True)
+    launched_there, asked = launches_of(wanted, part)
+    if choices == ("keys",):
+        for launch in cover(launched_there, asked):
+            print(json.dumps(key_of(launch)))
+        print(json.dumps(digest(triton_key())), flush=True)
+    elif choices == ("every",):
+        compile_all(launched_there, {})
+        print(json.dumps(sorted(facts(launched_there))), flush=True)
+    else:
+        compile_all(cover(launched_there, asked), {} if choices == ("anew",) else known())
+        print(json.dumps(sorted(asked)), flush=True)
 
 
-if __name__ == "__main__":
+def known() -> dict[str, Any]:
+    """Entries of the file, but for one of twelve: these are compiled each time."""
+    found = json.loads(FILE.read_text(encoding="utf-8"))["found"]
+    return {key: kernel for key, kernel in found.items() if int(key, 16) % 12}
+
+
+def write() -> None:
+    """The file anew, of all covers."""
+    found = {}
+    for capability in CAPABILITIES:
+        for part in PARTS:
+            words = [sys.executable, "-W", "ignore", "-m", "tests.compiled"]
+            asked = f"{capability} {part} anew\n"
+            said = subprocess.run(words, input=asked, capture_output=True, text=True, check=True)
+            for line in said.stdout.splitlines()[:-2]:
+                kernel = json.loads(line)
+                found[kernel["key"]] = {
+                    name: value
+                    for name, value in kernel.items()
+                    if name not in ("key", "is_known", "facts", "kernel")
+                }
+    lines = ",\n".join(f'"{key}": {json.dumps(found[key])}' for key in sorted(found))
+    text = f'{{"compiler": "{digest(triton_key())}", "found": {{\n{lines}\n}}}}\n'
+    FILE.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    """Answer each line by a copy of this process, or write the file."""
+    if sys.argv[1:] == ["write"]:
+        return write()
     hurry()
+    # Where in its file a kernel begins is part of Triton's key, and no matter of its code.
+    JITCallable.starting_line_number = property(lambda kernel: 0, lambda kernel, line: None)
     for line in sys.stdin:
         capability, *words = line.split()
         if copied := os.fork():
@@ -564,3 +573,7 @@ if __name__ == "__main__":
         else:
             answer(int(capability), *words)
             os._exit(0)  # taking all of the compiler down takes its time
+
+
+if __name__ == "__main__":
+    main()

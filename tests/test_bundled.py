@@ -66,6 +66,7 @@ def assert_right(asked: Sequence[ProblemList], answers: Sequence[Answer]) -> Non
 
 
 ASKED = [*lists("bare", 5, 1), *lists("word", 5, 1), *lists("bare", 8, 1), *lists("bare", 5, 2)[1:]]
+FEW = [*lists("bare", 3, 1), *ASKED[1:3]]
 FIVE = lists("bare", 5, 4)
 PAUSES = (Away(1, 1, 12), Away(0, 40, 51), Away(2, 60, 71))
 Told = dict[str, tuple[Sequence[ProblemList], list[Answer]]]
@@ -83,10 +84,11 @@ def forced(problems: ProblemList) -> TeamSettings:
 def told(engine: Engine, prompt: TeamPrompt, pytestconfig: pytest.Config) -> Told:
     """All lists and answers, in the same forward passes: a pass of many rows takes hardly longer than one of few.
 
-    Eight problems, of which few workers write longest, are for a team of four, unless every case is wanted.
+    Eight problems, of which few workers write longest, are for a team of four, and lists without words have three,
+    unless every case is wanted.
     """
     every = is_every_case(pytestconfig)
-    of_few, of_four, five = (ASKED, ASKED, FIVE) if every else (ASKED[:2], ASKED[:3], FIVE[:2])
+    of_few, of_four, five = (ASKED, ASKED, FIVE) if every else (FEW[:2], FEW, FIVE[:2])
     of_three = {
         f"pause {each}": TeamSettings(workers=3, away=(each,), end=SILENT) for each in PAUSES
     }

@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import runpy
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,7 @@ def test_a_taught_team_shares_its_work() -> None:
         assert first[workers] <= most * first[1]
 
 
-def test_a_mean_of_adapters_is_one(tmp_path: Path) -> None:
+def test_a_mean_of_adapters_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one with itself it is itself, to the bit; the control: of one with its double it is not."""
     program = ROOT / "recipes" / "smollm2" / "mean.py"
     shipped, out, other = RECIPES / "smollm2" / "adapter", tmp_path / "mean", tmp_path / "double"
@@ -123,7 +123,8 @@ def test_a_mean_of_adapters_is_one(tmp_path: Path) -> None:
     other.mkdir()
     save_file({name: 2 * x for name, x in own.items()}, other / "adapter_model.safetensors")
     for second, factor in ((shipped, 1.0), (other, 1.5)):
-        subprocess.run([sys.executable, program, out, shipped, second], check=True)
+        monkeypatch.setattr(sys, "argv", [*map(str, (program, out, shipped, second))])
+        runpy.run_path(str(program), run_name="__main__")
         found = load_file(out / "adapter_model.safetensors")
         for name, x in own.items():
             assert torch.equal(found[name], (factor * x.float()).to(x.dtype)), name

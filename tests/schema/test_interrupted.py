@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -27,6 +27,7 @@ from manyhands.errors import OutputFailed
 from manyhands.schema import lines as lines_module
 from manyhands.schema.lines import Format, LineFile, read_lines
 from tests.schema.users import USERS, User
+from tests.warm import Warm
 
 COUNT = 4
 CALLS = ("open", "write", "fsync", "ftruncate", "replace")
@@ -199,29 +200,31 @@ def _next(told: list[int]) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def writers() -> Iterator[subprocess.Popen[str]]:
-    """A process with everything imported, whose copies are killed."""
+def writers() -> Iterator[tuple[IO[str], IO[str]]]:
+    """Both ends of a process with everything imported, whose copies are killed."""
     command = [sys.executable, "-m", "tests.schema.users"]
-    ends: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=ROOT, **ends) as process:
-        yield process
+    read, write = os.pipe()
+    with Warm(command, cwd=ROOT, stdin=read, stdout=subprocess.PIPE) as process:
+        os.close(read)
+        assert process.stdout is not None
+        with open(write, "w") as told:
+            yield told, process.stdout
 
 
 @pytest.mark.parametrize("name", USERS)
-def test_killed_at_any_moment(name: str, tmp_path: Path, writers: subprocess.Popen[str]) -> None:
+def test_killed_at_any_moment(name: str, tmp_path: Path, writers: tuple[IO[str], IO[str]]) -> None:
     """SIGKILL, again and again: every start goes on, nothing is lost and nothing is done twice."""
     user, rng, path = USERS[name], random.Random(name), tmp_path / "x.jsonl"
     pipe = tmp_path / "told"
     os.mkfifo(pipe)
     told = user.prepare(path, 3000)
-    assert writers.stdin is not None
-    assert writers.stdout is not None
+    asked, answered = writers
     for _ in range(
         1 if user.is_log else 2
     ):  # one that goes on tells the file's older lines no more
         before = len(told)
-        print(json.dumps([name, str(path), 3000, str(pipe)]), file=writers.stdin, flush=True)
-        process = int(writers.stdout.readline())
+        print(json.dumps([name, str(path), 3000, str(pipe)]), file=asked, flush=True)
+        process = int(answered.readline())
         with open(pipe) as said:
             told.append(int(said.readline()))  # it has begun
             time.sleep(rng.random() * 0.1)
@@ -229,7 +232,7 @@ def test_killed_at_any_moment(name: str, tmp_path: Path, writers: subprocess.Pop
             told += [int(number) for number in said.read().split("\n")[:-1]]
         if user.is_log:
             told = told[before:]  # without a checkpoint, a training begins anew
-        assert int(writers.stdout.readline()) == -signal.SIGKILL, "it was not done yet"
+        assert int(answered.readline()) == -signal.SIGKILL, "it was not done yet"
         found = user.read(path)
         assert found == sorted(set(found))
         assert set(told) <= set(found)
