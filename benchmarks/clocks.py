@@ -9,7 +9,8 @@ the clock falls. So what passes with many rows take is told with what the clock 
         ...
         clocks.facts(began)     {"clock_mhz": 1724, "watts": 691, "held_back": 1.0}
 
-NVIDIA's tool tells it ten times a second. Where there is no such tool there are no facts, and nothing fails.
+NVIDIA's tool tells it ten times a second, in a process of its own beside the measurement: what waits for the host is better
+measured without it. Where there is no such tool there are no facts, and nothing fails.
 """
 
 from __future__ import annotations

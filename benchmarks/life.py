@@ -9,8 +9,9 @@ other tokens (`warm`), and with other draws (`drawn anew`), whose runs differ in
 Of the fresh figures only the first situation's are those of a fresh process: what one has recorded serves
 the next. Teams are made up, but for one: `hogwild` itself over a shared prompt, whose rows draw from eleven tokens, so that
 steps have forty on average. Beside each stands the floor of its own passes: linear layers alone at so many tokens, plus the keys
-and values that were read, at the speed of a copy, the clock of the GPU and whether power held it back (`benchmarks/clocks.py`), and the
-time of a fixed loop in Python right behind it (`python_loop_ms`): passes that wait for the host are as slow as the host is then. The gate: tokens of a mixed crowd of a tiny network equal
+and values that were read, at the speed of a copy, and the time of a fixed loop in Python right behind it (`python_loop_ms`):
+passes that wait for the host are as slow as the host is then. With `--clocks` also the clock of the GPU, and whether power
+held it back (`benchmarks/clocks.py`). The gate: tokens of a mixed crowd of a tiny network equal
 those of each of its runs alone.
 
 Processes differ by a hundredth, and the two of a comparison are two. `--variants` compares in one engine: FILE is Python with
@@ -153,7 +154,7 @@ class Life:
             wanted = arguments.only.split(";")
             self.situations = tuple(s for s in self.situations if any(w in s.name for w in wanted))
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        self.clocks = Clocks(self.device)
+        self.clocks = Clocks(self.device if arguments.clocks else torch.device("cpu"))
         self.variants = variants_of(arguments.variants)
         kind = "apart_" * arguments.apart + "variants_" * (arguments.variants is not None)
         self.results = Results(f"life_{kind}{name}", arguments, clock)
@@ -324,6 +325,11 @@ def main(words: list[str] | None = None) -> None:
         "--variants",
         type=Path,
         help="a file of functions, each of which makes a change, for one engine",
+    )
+    options.add_argument(
+        "--clocks",
+        action="store_true",
+        help="tell the clock of the GPU, too; what asks for it runs beside, so the host's part may be longer",
     )
     options.add_argument(
         "--apart", action="store_true", help="no pass is begun while another one is made"

@@ -1,8 +1,7 @@
 """The tables of the pages about speed, made from the results of `life`, `decode`, `attention` and `prefix`.
 
 A table whose result is not there says so; no number is written by hand. The targets are in `targets.py`,
-what is said of single layers in `layer_tables.py`,
-of crowds in `crowd_tables.py`.
+what is said of single layers in `layer_tables.py`, and of crowds in `crowd_tables.py`.
 """
 
 from __future__ import annotations
@@ -54,7 +53,6 @@ _CLEARLY = 0.97  # of the time that it took, below which a cell is faster
 
 # Of the older files the situations that the newer ones have not.
 _LIVES = (
-    "life_clocks_qwen3-8b",
     "life_again_qwen3-8b",
     "life_hogwild_several_qwen3-8b",
     "life_several_qwen3-8b",
