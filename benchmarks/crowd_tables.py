@@ -7,7 +7,7 @@ from collections.abc import Callable
 from benchmarks.performance import NOTHING_YET, Result, result, table
 
 _TURNS = ("life_sixteens_qwen3-8b", "life_ample_qwen3-8b", "life_ample_qwen3-32b")
-# What a plan is repeated behind, as the table says it.
+# Recordings that a plan is repeated behind, as the table says them.
 _PADDINGS = {
     "own": "its own",
     "ample": "ample, as measured",
@@ -71,7 +71,7 @@ def ample_padding() -> str:
 
 
 def ample_memory() -> str:
-    """What an engine's recordings reserve, with ample ones and without."""
+    """The memory that an engine's recordings reserve, with ample ones and without."""
     found = result("ample_memory")
     if found is None:
         return NOTHING_YET
