@@ -38,18 +38,19 @@ def cover(cases: Sequence[Mapping[str, object]], size: int = 2) -> list[int]:
 def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Tests that are marked, and that others stand for."""
     functions: dict[tuple[str, int], list[pytest.Function]] = {}
-    spared: list[pytest.Item] = []
+    found: list[pytest.Item] = []
     for item in items:
         if item.get_closest_marker("spared"):
-            spared.append(item)
+            found.append(item)
+            continue
         for size, marker in enumerate(("values", "pairs"), start=1):
             if isinstance(item, pytest.Function) and item.get_closest_marker(marker):
                 function = f"{item.path}::{item.originalname}"
                 functions.setdefault((function, size), []).append(item)
     for (_, size), tests in functions.items():
         kept = set(cover([test.callspec.params for test in tests], size))
-        spared += [test for index, test in enumerate(tests) if index not in kept]
-    return spared
+        found += [test for index, test in enumerate(tests) if index not in kept]
+    return found
 
 
 def spared(*values: Any) -> list[Any]:

@@ -114,7 +114,7 @@ def test_what_is_masked_is_the_other_number(dtype: torch.dtype) -> None:
         assert (out[:, shift:] == other).all()
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _cast(a, out, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.arange(0, SIZE)
     tl.store(out + at, tl.load(a + at).to(out.dtype.element_ty))

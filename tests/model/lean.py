@@ -20,7 +20,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM
 def make_lean(model: Any) -> None:
     """Have a network that an adapter has taken over run by what stands here."""
     assert type(model) is Qwen3ForCausalLM
-    assert set(model.config.layer_types) == {"full_attention"}
+    assert set(model.config.layer_types or ()) == {"full_attention"}
     model.model.forward = MethodType(_layers, model.model)
     model.forward = MethodType(_logits, model)
 

@@ -15,6 +15,7 @@ from tests.model.families_zoo import tiny_model
 from tests.model.lean import make_lean
 
 TOKENS = torch.arange(3, 40) * 7 % NUM_IDS
+KEPT = [torch.tensor([2]), torch.tensor([5, 36])]
 
 
 @pytest.fixture
@@ -33,16 +34,11 @@ def test_logits(keep: torch.Tensor | None, adapters: tuple[ModelAdapter, ModelAd
     with torch.inference_mode():
         own, lean = (logits_of(adapter, keep) for adapter in adapters)
         parts = [
-            torch.cat(
-                list(adapter.forward_in_parts(TOKENS, TOKENS_KEPT, exact_attention(adapter.ropes)))
-            )
+            torch.cat(list(adapter.forward_in_parts(TOKENS, KEPT, exact_attention(adapter.ropes))))
             for adapter in adapters
         ]
     assert torch.equal(own, lean)
     assert torch.equal(*parts)
-
-
-TOKENS_KEPT = [torch.tensor([2]), torch.tensor([5, 36])]
 
 
 def test_weights_are_read_at_each_pass(adapters: tuple[ModelAdapter, ModelAdapter]) -> None:
@@ -57,7 +53,8 @@ def test_weights_are_read_at_each_pass(adapters: tuple[ModelAdapter, ModelAdapte
             its.mul_(1.5)
             assert not torch.equal(logits_of(lean), before), "each is used"
             its.copy_(was)
-            mine.add_(0.1), its.add_(0.1)
+            for parameter in (mine, its):
+                parameter.add_(0.1)
             before = logits_of(lean)
         assert torch.equal(logits_of(own), before)
 
