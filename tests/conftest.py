@@ -34,6 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "pairs: cases that have every pair of values are enough")
+    config.addinivalue_line("markers", "values: cases that have every value are enough")
+    config.addinivalue_line("markers", "spared: other tests or cases stand for it")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -22,6 +22,7 @@ def quick_interpreter() -> None:
     _replace_once()
     _intern_types()
     _remember_operations()
+    interpreter._convert_float = _quick_conversion(interpreter._convert_float)
 
 
 def _replace_once() -> None:
@@ -268,6 +269,26 @@ def _quick_arange(work: Any) -> Callable[..., Any]:
     return arange
 
 
+def _quick_conversion(work: Any) -> Callable[..., Any]:
+    """Numbers in bfloat16 as float32, and float32 that is cut off to bfloat16: the same bits but the last sixteen.
+
+    Triton's own code takes apart sign, exponent and significand of each, and makes other numbers of those below the normal ones.
+    """
+
+    def convert(data: Any, of: Any, to: Any, rounding: Any) -> Any:
+        both = of.name, to.name
+        if rounding is not None or both not in JOINED:
+            return work(data, of, to, rounding)
+        if both == JOINED[0]:
+            return np.asarray(data.view(np.uint16).astype(np.uint32) << np.uint32(16))
+        return np.asarray((data.view(np.uint32) >> np.uint32(16)).astype(np.uint16))
+
+    return convert
+
+
+JOINED = ("bf16", "fp32"), ("fp32", "bf16")
+
+
 def _intern_types() -> None:
     """Types of blocks, shapes and NumPy's names of types are made once; equal shapes are one object."""
     unwrap, make_type = core._unwrap_if_constexpr, core.block_type.__init__
@@ -389,7 +410,7 @@ def _remember_operations() -> None:
         found = casts.get(key)
         if found is None:
             made = cast(self, value, to)
-            if value.dtype.name in PLAIN and scalar.name in PLAIN:
+            if (value.dtype.name in PLAIN and scalar.name in PLAIN) or is_joined(value, scalar):
                 casts[key] = (
                     *(made.type, scalar, made.handle.data.dtype, value.handle.data.dtype),
                     *(value.dtype, value.shape),
@@ -399,7 +420,13 @@ def _remember_operations() -> None:
         data = value.handle.data
         if data.dtype is not known_type:
             return cast(self, value, to)
+        if is_joined(value, scalar):
+            converted = interpreter._convert_float(data, value.dtype, scalar, None)
+            return tensor(make_handle(converted.view(numpy_type), scalar), kind)
         return tensor(make_handle(data.astype(numpy_type), scalar), kind)
+
+    def is_joined(value: Any, scalar: Any) -> bool:
+        return (value.dtype.name, scalar.name) in JOINED
 
     def shaped(value: Any, shape: Any) -> Any:
         data = np.broadcast_to(value.handle.data, shape)

@@ -114,6 +114,23 @@ def test_what_is_masked_is_the_other_number(dtype: torch.dtype) -> None:
         assert (out[:, shift:] == other).all()
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _cast(a, out, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, SIZE)
+    tl.store(out + at, tl.load(a + at).to(out.dtype.element_ty))
+
+
+def test_every_number_of_bfloat16_stays_and_others_are_cut_off() -> None:
+    size = 1 << 16
+    every = torch.arange(size, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
+    wide, back = torch.empty(size), torch.empty_like(every)
+    _cast[(1,)](every, wide, SIZE=size)
+    assert torch.equal(wide.view(torch.int32), every.float().view(torch.int32))
+    wide.view(torch.int32).bitwise_or_(0xABCD)
+    _cast[(1,)](wide, back, SIZE=size)
+    assert torch.equal(back.view(torch.int16), every.view(torch.int16))
+
+
 def test_operators_are_there() -> None:
     """Each is one of Triton's tensors'."""
     assert {name for name, *_ in OPERATORS} <= set(dir(tl.tensor))

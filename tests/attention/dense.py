@@ -38,59 +38,49 @@ class Shape(LayerShape):
     value_dim: int = 8
 
 
-def complex_rope(x: Tensor, position: int, rope: Rope | None) -> Tensor:
-    """Rotate x [H, D] to a position, as multiplication by complex numbers in float64."""
+def complex_rope(x: Tensor, positions: Tensor, rope: Rope | None) -> Tensor:
+    """Rotate x [N, H, D] to positions [N], as multiplication by complex numbers in float64."""
     if rope is None:
         return x
     half = rope.rotary_dim // 2
-    pairs = [(2 * i, 2 * i + 1) if rope.interleaved else (i, i + half) for i in range(half)]
+    real = torch.arange(half) * 2 if rope.interleaved else torch.arange(half)
+    imaginary = real + (1 if rope.interleaved else half)
+    angles = positions[:, None] * rope.inv_freq.double().cpu()
+    turned = torch.complex(x[..., real], x[..., imaginary]) * torch.exp(1j * angles)[:, None]
     out = x.clone()
-    for (a, b), frequency in zip(pairs, rope.inv_freq.double().tolist(), strict=True):
-        angle = position * frequency
-        cos, sin = math.cos(angle), math.sin(angle)
-        out[:, a] = x[:, a] * cos - x[:, b] * sin
-        out[:, b] = x[:, b] * cos + x[:, a] * sin
+    out[..., real], out[..., imaginary] = turned.real, turned.imag
     return out
 
 
 @dataclass
 class DenseOracle:
-    """Raw keys and values of every block, [G, D] a token."""
+    """Raw keys and values of every block, [n, G, D] for each time that it was fed n tokens."""
 
     rope: Rope | None
     call: LayerCall
     keys: dict[Block, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
     values: dict[Block, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
-    _rotated: dict[tuple[Block, int, int], Tensor] = field(default_factory=dict)
 
     def write(self, step: Step, k: Tensor, v: Tensor) -> None:
         """Append the raw k, v [T, G, .] of all rows, packed in row order."""
-        token = 0
-        for row in step.rows:
-            for _ in row.feed:
-                self.keys[row.view.own].append(k[token].double())
-                self.values[row.view.own].append(v[token].double())
-                token += 1
+        sizes = [len(row.feed) for row in step.rows]
+        for row, keys, values in zip(step.rows, k.split(sizes), v.split(sizes), strict=True):
+            self.keys[row.view.own].append(keys.double())
+            self.values[row.view.own].append(values.double())
 
     def read(self, step: Step, q: Tensor) -> Tensor:
         """The output of each new query: [T, H, Dv] in float64."""
-        outs, token = [], 0
-        for row in step.rows:
-            places = self._places(row.view)
-            held = [(block, n) for block in row.view.blocks for n in range(len(self.keys[block]))]
-            keys = [self._key(*key, place) for key, place in zip(held, places, strict=True)]
-            values = [self.values[block][n] for block, n in held]
-            first = places[-1] - len(row.feed) + 1
-            for i in range(len(row.feed)):
-                outs.append(self._query(q[token].double(), first + i, keys, values, places))
-                token += 1
-        return torch.stack(outs)
-
-    def _key(self, block: Block, n: int, place: int) -> Tensor:
-        """Key n of a block, rotated to its position in a view: [G, D]. Each is rotated once."""
-        if (block, n, place) not in self._rotated:
-            self._rotated[block, n, place] = complex_rope(self.keys[block][n], place, self.rope)
-        return self._rotated[block, n, place]
+        outs = []
+        queries = q.double().split([len(row.feed) for row in step.rows])
+        for row, own in zip(step.rows, queries, strict=True):
+            places = torch.tensor(self._places(row.view))
+            keys, values = (
+                torch.cat([part for block in row.view.blocks for part in held[block]])
+                for held in (self.keys, self.values)
+            )
+            keys = complex_rope(keys, places, self.rope)
+            outs.append(self._queries(own, places[-len(own) :], keys, values, places))
+        return torch.cat(outs)
 
     def _places(self, view: View) -> list[int]:
         """The position of every token of a view; what follows lanes begins behind the longest."""
@@ -105,39 +95,38 @@ class DenseOracle:
                 places += [place for lane, _ in lanes for place in lane]
                 start = max([start, *(end for _, end in lanes)])
             else:
-                places += range(start, start + len(self.keys[item]))
-                start += len(self.keys[item])
+                length = sum(map(len, self.keys[item]))
+                places += range(start, start + length)
+                start += length
         return places, start
 
-    def _query(
-        self,
-        q: Tensor,
-        position: int,
-        keys: list[Tensor],
-        values: list[Tensor],
-        places: list[int],
+    def _queries(
+        self, q: Tensor, positions: Tensor, keys: Tensor, values: Tensor, places: Tensor
     ) -> Tensor:
-        lowest = 0 if self.call.window is None else max(0, position - self.call.window + 1)
-        if self.call.chunk is not None:
-            lowest = max(lowest, position // self.call.chunk * self.call.chunk)
-        seen = [n for n, place in enumerate(places) if lowest <= place <= position]
-        group = q.shape[0] // keys[0].shape[0]
-        q = complex_rope(q, position, self.rope)
-        if (scale := self.call.query_scale) is not None:
-            q = q * (1 + scale.beta * math.log(1 + (position + scale.first) // scale.span))
-        k = torch.stack([keys[n] for n in seen])  # [N, G, D]
-        v = torch.stack([values[n] for n in seen])
-        out = torch.empty(q.shape[0], v.shape[-1], dtype=torch.float64)
-        for head in range(q.shape[0]):
-            scores = k[:, head // group] @ q[head] * self.call.scaling
-            if self.call.softcap is not None:
-                scores = self.call.softcap * torch.tanh(scores / self.call.softcap)
-            exponentials = torch.exp(scores - scores.max())
-            total = exponentials.sum()
-            if self.call.sinks is not None:
-                total = total + torch.exp(self.call.sinks[head].double() - scores.max())
-            out[head] = (exponentials / total) @ v[:, head // group]
-        return out
+        """Queries [F, H, D] at their positions meet keys [N, G, D] and values [N, G, Dv] at theirs."""
+        call = self.call
+        distance = positions[:, None] - places
+        seen = distance >= 0
+        if call.window is not None:
+            seen &= distance < call.window
+        if call.chunk is not None:
+            seen &= places >= (positions // call.chunk * call.chunk)[:, None]
+        q = complex_rope(q, positions, self.rope)
+        if (scale := call.query_scale) is not None:
+            spans = (positions + scale.first) // scale.span
+            q = q * (1 + scale.beta * torch.log(1 + spans.double()))[:, None, None]
+        group = q.shape[1] // keys.shape[1]
+        k, v = (each.repeat_interleave(group, 1) for each in (keys, values))
+        scores = torch.einsum("fhd,nhd->hfn", q, k) * call.scaling
+        if call.softcap is not None:
+            scores = call.softcap * torch.tanh(scores / call.softcap)
+        scores = scores.masked_fill(~seen, -math.inf)
+        largest = scores.amax(-1, keepdim=True)
+        exponentials = torch.exp(scores - largest)
+        total = exponentials.sum(-1, keepdim=True)
+        if call.sinks is not None:
+            total = total + torch.exp(call.sinks.double()[:, None, None] - largest)
+        return torch.einsum("hfn,nhd->fhd", exponentials / total, v)
 
 
 QKV = tuple[Tensor, Tensor, Tensor]  # q [T, H, D], k [T, G, D], v [T, G, Dv]

@@ -154,7 +154,7 @@ def test_shapes_and_dtypes(backend: str, shape: str, dtype: torch.dtype) -> None
     assert error < TOLERANCE[dtype]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     backend=st.sampled_from(sorted(BACKENDS)),

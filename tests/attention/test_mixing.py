@@ -194,6 +194,7 @@ def side_by_side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("manyhands.attention.triton_backend._TO_STAND", request.param)
 
 
+@pytest.mark.pairs
 @with_triton
 @pytest.mark.usefixtures("side_by_side")
 @pytest.mark.parametrize("softcap", [None, 3.0])
@@ -229,6 +230,7 @@ def test_queries_stand_as_keys_do(kind: str, softcap: float | None) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.values
 @with_triton
 @pytest.mark.usefixtures("side_by_side")
 @pytest.mark.parametrize("form", [None, *FORMS])

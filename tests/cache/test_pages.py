@@ -365,9 +365,9 @@ class PagesAndCopies(Pages):
 
 
 TestPages = Pages.TestCase
-TestPages.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestPages.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestPagesAndCopies = PagesAndCopies.TestCase
-TestPagesAndCopies.settings = settings(max_examples=70, stateful_step_count=50, deadline=None)
+TestPagesAndCopies.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
 
 
 def grown(pool: PagePool, size: int, name: str = "") -> Block:

@@ -202,7 +202,7 @@ def below(node: Node) -> Iterator[Node]:
 
 
 TestTrees = Trees.TestCase
-TestTrees.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+TestTrees.settings = settings(max_examples=75, stateful_step_count=25, deadline=None)
 
 
 def test_a_forest_at_any_depth_is_written_once() -> None:

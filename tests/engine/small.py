@@ -25,6 +25,7 @@ from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import EndSettings, SoloSettings, TeamSettings
 from manyhands.text import Text
 from tests.model.families_zoo import tiny_model, tiny_models
+from tests.model.lean import make_lean
 from tests.text.small_tokenizers import byte_level
 
 CONTEXT = 1024
@@ -73,6 +74,8 @@ def small_engine(
     **choices: Any,
 ) -> Engine:
     adapter = ModelAdapter(tiny_model(config or small_config()))
+    if config is None and "fuse" not in choices:
+        make_lean(adapter.model)
     return Engine(adapter, TOKENIZER, memory_tokens=memory_tokens, overcommit=overcommit, **choices)
 
 

@@ -34,6 +34,7 @@ from manyhands.strategies.listening import (
     ResumeWorker,
     Said,
 )
+from tests.covers import is_every_case
 from tests.engine.small import (
     LETTERS,
     TEXT,
@@ -139,10 +140,18 @@ def test_the_trace_says_what_was_heard_and_when() -> None:
             assert line["listen"] == passes
 
 
-def test_restored_at_every_line() -> None:
+def test_restored_at_every_line(pytestconfig: pytest.Config) -> None:
+    """Of those that are not beside words that were heard every other one is spared."""
     engine = small_engine()
     lines, answer = recorded(engine)
+    is_heard = [line["kind"] == "heard" for line in lines]
     for cut in range(1, len(lines) + 1):
+        if (
+            cut % 2 == 0
+            and not any(is_heard[cut - 1 : cut + 1])
+            and not is_every_case(pytestconfig)
+        ):
+            continue
         trace = parse_trace(lines[:cut])
         passes = len(trace.passes)
         left = {n: items for n, items in SAID.items() if n >= passes and n not in trace.heard}

@@ -14,6 +14,7 @@ import torch
 
 from manyhands.cache.step import Choice
 from manyhands.engine.engine import Engine
+from manyhands.model.adapter import ModelAdapter
 from manyhands.prompts.profiled import ProfilePrompt
 from manyhands.replay.forward import merge_trace, replay_logits
 from manyhands.replay.trace import parse_trace, record
@@ -23,6 +24,7 @@ from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.settings import EndSettings, ProfileSettings
 from tests.engine.small import counting, story, story_of
 from tests.engine.test_preemption import preempt, unbounded
+from tests.model.lean import make_lean
 from tests.replay.runs import network, recorded
 from tests.strategies.specs import spec_of
 from tests.strategies.test_nested_parts import END, FORK, OPEN, TEXT
@@ -30,6 +32,13 @@ from tests.strategies.test_nested_parts import END, FORK, OPEN, TEXT
 MEMORY = 20_000
 WORDS = ProfilePrompt(rules="Q: {question}", finisher="\nFinal \\boxed{")
 PIECES = frozenset(t for piece in (OPEN, FORK, END, "a", "b") for t in TEXT.markup(piece))
+
+
+@cache
+def lean_network() -> ModelAdapter:
+    adapter: ModelAdapter = network.__wrapped__("qwen3")
+    make_lean(adapter.model)
+    return adapter
 
 
 def spec(join: str, seed: int) -> RunSpec:
@@ -55,7 +64,7 @@ def nested(join: str) -> RunSpec:
     """The first of such runs that parts three levels deep."""
     for seed in (SEEDS[join], *range(40)):
         found = spec(join, seed)
-        events = Engine(network("qwen3"), memory_tokens=MEMORY).stream(found.strategy(TEXT))
+        events = Engine(lean_network(), memory_tokens=MEMORY).stream(found.strategy(TEXT))
         names = [event.name for event in events if isinstance(event, WorkerJoined)]
         if any(name.count("/") >= 2 for name in names):
             return found
@@ -64,7 +73,7 @@ def nested(join: str) -> RunSpec:
 
 @pytest.mark.parametrize("join", JOINS)
 def test_nested_runs_are_replayed_and_restored(join: str) -> None:
-    adapter, run = network("qwen3"), nested(join)
+    adapter, run = lean_network(), nested(join)
     trace, seen, answer = recorded(adapter, run.strategy(TEXT))
     with torch.no_grad():
         replayed = replay_logits(adapter, merge_trace(trace))
@@ -74,7 +83,7 @@ def test_nested_runs_are_replayed_and_restored(join: str) -> None:
     assert engine.run(record(run.strategy(TEXT), run.to_plain(), lines.append)) == answer
     lines = json.loads(json.dumps(lines))
     passes = [at for at, line in enumerate(lines) if line["kind"] == "pass"]
-    for cut in (*(at + 1 for at in passes[5::26]), len(lines)):
+    for cut in (*(at + 1 for at in passes[5::52]), len(lines)):
         more: list[dict[str, Any]] = []
         strategy = RunSpec.from_plain(lines[0]).strategy(TEXT)
         restored = engine.restore(strategy, parse_trace(lines[:cut]), write=more.append)
@@ -86,7 +95,7 @@ def test_nested_runs_are_replayed_and_restored(join: str) -> None:
 @pytest.mark.parametrize("join", JOINS)
 def test_a_nested_run_leaves_memory_and_comes_back(join: str) -> None:
     """Preempted every few passes, in the company of one that never is."""
-    adapter, run = network("qwen3"), nested(join)
+    adapter, run = lean_network(), nested(join)
     alone = story(Engine(adapter, memory_tokens=MEMORY), run.strategy(TEXT))
     engine = Engine(adapter, memory_tokens=MEMORY)
     first = engine.submit(counting((9, 8, 7), 200))

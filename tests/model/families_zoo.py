@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import transformers as hf
+from torch.overrides import _get_current_function_mode_stack
 from transformers.modeling_utils import PreTrainedModel
 
 from manyhands.model.self_test import saved_buffers
@@ -312,10 +313,24 @@ def tiny_model(config: Any, seed: int = 0) -> PreTrainedModel:
     return model
 
 
+_KEPT: dict[tuple[Any, ...], PreTrainedModel] = {}  # as they were drawn; none of them is handed out
+
+
 def _drawn(config: Any, seed: int) -> PreTrainedModel:
+    """A copy of the network, which takes a quarter of the time that drawing does."""
+    enter(config)
+    modes = tuple(type(mode) for mode in _get_current_function_mode_stack())
+    kind = type(config), config.to_json_string(use_diff=False)
+    key = *kind, seed, torch.get_default_dtype(), *modes, DoublePrecision.is_left
+    if key not in _KEPT:
+        with torch.inference_mode(False):
+            _KEPT[key] = _drawn_anew(config, seed)
+    return copy.deepcopy(_KEPT[key])
+
+
+def _drawn_anew(config: Any, seed: int) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        enter(config)
         # A copy, because the model keeps the configuration and writes into it.
         model = hf.AutoModelForCausalLM.from_config(
             copy.deepcopy(config), attn_implementation="eager"

@@ -34,6 +34,7 @@ from manyhands.model.products import fuse_mlps
 from manyhands.model.routing import Routing, routing_of
 from manyhands.model.self_test import exact_attention
 from manyhands.model.skinny import fuse_linears
+from tests.covers import in_turns
 from tests.model.families_zoo import repeating_models, some_tokens, tiny_models
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
@@ -93,8 +94,9 @@ def _logits(adapter: ModelAdapter, tokens: int) -> Tensor:
 
 
 @on_cpu
-@pytest.mark.parametrize("tokens", [3, 20])
-@pytest.mark.parametrize("name", [name for name in WITH_EXPERTS if name not in OF_THEIR_OWN])
+@pytest.mark.parametrize(
+    ("name", "tokens"), in_turns([name for name in WITH_EXPERTS if name not in OF_THEIR_OWN], 3, 20)
+)
 def test_networks(name: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     adapter = ModelAdapter(ZOO[name]().eval())
@@ -129,8 +131,9 @@ HANDED_OVER = {
 
 
 @on_cpu
-@pytest.mark.parametrize("tokens", [3, 20])
-@pytest.mark.parametrize("name", [name for name in WITH_EXPERTS if name not in NO_ROUTERS])
+@pytest.mark.parametrize(
+    ("name", "tokens"), in_turns([name for name in WITH_EXPERTS if name not in NO_ROUTERS], 20, 3)
+)
 def test_sums_add_up_what_experts_give(
     name: str, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

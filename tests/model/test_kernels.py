@@ -22,6 +22,7 @@ from manyhands.model.layers import FORMS, Form, HeadNorms, Norm, join
 from manyhands.model.quantised.linear import _plain_rows
 from manyhands.model.quantised.w4a16 import Int4Linear, pack, unpack
 from manyhands.model.skinny import SkinnyLinear
+from tests.covers import spared
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 from manyhands.model.kernels import experts, gate_up, gated, norms, ring, rows, skinny, w4a16
@@ -211,6 +212,7 @@ def test_gated_products_of_few_tokens(
         assert not arrived.any()
 
 
+@pytest.mark.pairs
 @pytest.mark.skipif(
     GPU and torch.cuda.get_device_capability() < (9, 0), reason="tensor maps begin with Hopper"
 )
@@ -593,7 +595,7 @@ def test_rings(tokens: int, group: int, stages: int, parts: int, fast: bool) -> 
 
 
 @FAST
-@pytest.mark.parametrize("programs", [1, 2, 3, 5, 7, 17, 45, 99])
+@pytest.mark.parametrize("programs", [1, 5, 17, 99, *spared(2, 3, 7, 45)])
 def test_shares(programs: int, fast: bool) -> None:
     """Programs with several tiles, with parts of two, and more programs than there are spans (45)."""
     layer = _layer(600, 1152, bias=True, group=128)

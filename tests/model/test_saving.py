@@ -20,6 +20,7 @@ from manyhands.model.lora import add_lora, lora_layers, save_lora
 from manyhands.model.quantised.mxfp4 import is_mxfp4
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import exact_attention
+from tests.covers import in_turns
 from tests.model import (
     gguf_files,
     mxfp4_files,
@@ -113,8 +114,10 @@ def _check_is_refused(adapter: ModelAdapter, place: Path, why: str, mend: str) -
     assert not place.exists()
 
 
-@pytest.mark.parametrize("quantise", ["auto", "none", "fp16", "int4", "fp8"])
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    ("form", "quantise"),
+    [*((form, "auto") for form in FORMATS), *in_turns(FORMATS, "none", "fp16", "int4", "fp8")],
+)
 def test_of_every_format(tmp_path: Path, form: str, quantise: str) -> None:
     place = FORMATS[form](tmp_path / "it")
     try:

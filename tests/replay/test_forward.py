@@ -20,6 +20,7 @@ from manyhands.replay.merged import side_by_side
 from manyhands.replay.trace import Trace
 from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import EndSettings, SoloSettings
+from tests.covers import spared
 from tests.model.double import DoublePrecision
 from tests.replay.runs import SETTINGS, TEXT, network, recorded, team_run
 from tests.strategies.driver import PROMPT
@@ -33,7 +34,7 @@ def worst(a: torch.Tensor, b: torch.Tensor) -> float:
 
 @pytest.mark.pairs
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("workers", [1, 2, 4, *spared(3)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_replayed_logits_are_the_runs(layout: str, workers: int, family: str) -> None:
     adapter = network(family)

@@ -251,6 +251,7 @@ def test_without_a_reply_the_answer_is_the_text() -> None:
 # -- the context ---------------------------------------------------------------------------------
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("reencode", [False, True])
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -47,6 +47,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("workers", [1, 2, 5])
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -16,6 +16,7 @@ import torch
 from manyhands.engine.ranks.world import LONGEST_END, World
 from manyhands.errors import RanksFailed
 from manyhands.model.parallel import finding
+from tests.covers import spared
 from tests.engine.ranks.models import alone, family_folder, ranked, small_folder
 from tests.engine.ranks.odd import FAILS, LATE, NO_MEETING, NO_MEMORY, NO_SENSE, peers_on_cpu
 from tests.engine.ranks.test_processes import is_gone
@@ -38,7 +39,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_folder(tmp_path_factory.mktemp("small"))
 
 
-@pytest.mark.parametrize("name", ["phi3", "olmo3", "qwen3_moe", "gpt_oss", "llama4_text"])
+@pytest.mark.parametrize("name", ["phi3", "llama4_text", *spared("olmo3", "qwen3_moe", "gpt_oss")])
 def test_a_family_gives_what_one_process_gives(name: str, world: World, tmp_path: Path) -> None:
     folder = family_folder(name, tmp_path)
     one = alone(folder, memory_tokens=512)

@@ -141,7 +141,7 @@ def test_sums_are_made_with_what_stands_behind_them(
     assert float((made(0.1)[0] - expected).abs().max()) > 10 * FLOAT32, "no sum is made otherwise"
 
 
-# One of each way in which weights are named and cut; two ranks have all families (`tests/engine/ranks/`).
+# One of each way in which weights are named and cut; two parts are made of all families.
 CUTS = ["qwen2", "phi3", "gemma2", "glm4", "olmo2", "gpt_oss", "qwen3_moe", "llama4_text"]
 
 
@@ -152,10 +152,10 @@ def test_four_parts(name: str, tmp_path: Path) -> None:
     assert float((together(tmp_path, 4) - whole(tmp_path)).abs().max()) < FLOAT32
 
 
-@pytest.mark.parametrize("name", REPEATING)
+@pytest.mark.parametrize("name", [*REPEATING, *sorted(ZOO)])
 def test_two_parts_or_a_refusal(name: str, tmp_path: Path) -> None:
     """No family of the table is cut wrongly: its parts make the same logits, or it is refused."""
-    network = REPEATING[name]()
+    network = (REPEATING | ZOO)[name]()
     saved(network, tmp_path)
     if network.config.model_type in WHOLE:
         with pytest.raises(UnsupportedModel, match="cannot be cut over several ranks"):
