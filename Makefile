@@ -37,10 +37,11 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-# Each process has one half of the tests in a row, so that what a file prepares is prepared once; who is done first
-# takes from the other. Programs that tests start find compiled modules.
+# Each process has one third of the tests in a row, so that what a file prepares is prepared once; the first one that is done
+# takes from the others. Two cores have three, for tests wait for servers, browsers and Ray. Programs that tests start find
+# compiled modules.
 tests: setup
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist worksteal
 
 # A commit of docs alone can break these.
 pages: setup

@@ -16,6 +16,22 @@ _PADDINGS = {
 }
 
 
+def crowds() -> str:
+    """Passes of each crowd that find no recording, of two commits; of crowds drawn at random those with any."""
+    found = result("crowds")
+    if found is None:
+        return NOTHING_YET
+    rows = []
+    for line in found["crowds"]:
+        counts = [f"{line[f'{what}_before']} → {line[what]}" for what in ("one_by_one", "recorded")]
+        is_drawn = line["crowd"].startswith("drawn")
+        if is_drawn and not (line["one_by_one"] + line["one_by_one_before"]):
+            continue
+        rows.append([line["crowd"], line["heads"], line["runs"], str(line["passes"]), *counts])
+    head = ["crowd", "heads", "runs x rows of each", "passes", "launched one by one", "recorded"]
+    return table(head, rows)
+
+
 def large_crowds() -> str:
     """Crowds of large teams, and of many rows, by both ways in turns in one engine: a pass, its worst, and what was launched."""
     rows = []
@@ -111,5 +127,5 @@ def clocks() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    made.__name__: made for made in (large_crowds, ample_padding, ample_memory, clocks)
+    made.__name__: made for made in (crowds, large_crowds, ample_padding, ample_memory, clocks)
 }

@@ -13,7 +13,19 @@ import pytest
 from torch import Tensor
 
 import benchmarks
-from benchmarks import attention, decode, host, latents, performance, plots, prefix, products, tiles
+from benchmarks import (
+    attention,
+    crowd_tables,
+    crowds,
+    decode,
+    host,
+    latents,
+    performance,
+    plots,
+    prefix,
+    products,
+    tiles,
+)
 from benchmarks.results import ROOT
 from manyhands.attention.store import LayerStore
 from manyhands.attention.torch_backend import TorchBackend
@@ -143,6 +155,33 @@ def test_the_time_of_the_host_before_and_after(
     shown = performance.host()
     assert shown.count(" → ") == 2 * len(host.SITUATIONS)
     assert "Before: commit old" in shown
+
+
+def test_passes_of_crowds_that_find_no_recording(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One process tells of both checkouts, which are this one; what a table shows of them."""
+    monkeypatch.setattr(crowds, "commit_of", lambda checkout: "old")
+    monkeypatch.setattr(crowds, "counted_apart", cache(crowds.counted_apart))
+    common = ["--tiny", "--out", str(tmp_path), "--commit", "new", "--against", str(ROOT)]
+    crowds.main(common)
+    found = read(tmp_path)["crowds"]
+    assert found["before"] == {"commit": "old"}
+    (line,) = found["crowds"]
+    assert line["crowd"] == "drawn, 1"
+    assert line["passes"] == 3
+    assert all(line[f"{what}_before"] == line[what] for what in ("one_by_one", "recorded"))
+    crowd = [kind for _, each in crowds.every(28) for _, kind in each.crowd]
+    assert max(kind.rows for kind in crowd) == 32
+    lines = [
+        {**line, "one_by_one": now, "one_by_one_before": before, "crowd": name}
+        for name, before, now in (("drawn, 2", 7, 0), ("drawn, 3", 0, 0), ("sixteens", 0, 0))
+    ]
+    (tmp_path / "crowds.json").write_text(json.dumps({**found, "crowds": lines}))
+    monkeypatch.setattr(performance, "RESULTS", tmp_path)
+    shown = crowd_tables.crowds()
+    assert "7 → 0" in shown
+    assert [name in shown for name in ("drawn, 2", "drawn, 3", "sixteens")] == [True, False, True]
 
 
 class Hasty(TorchBackend):
