@@ -271,6 +271,22 @@ def test_what_cannot_have_a_recording_of_its_own_goes_on_by_the_wide_one(
     assert passes.counts.eager <= 1, "the pass that was to be recorded"
 
 
+@pytest.mark.parametrize("free", [capacities.SPARE - 1, capacities.SPARE])
+def test_a_device_without_memory_to_spare_has_no_ample_recordings(
+    free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that failed would be the last that is tried."""
+    monkeypatch.setattr(capacities, "_AMPLE", (2,))
+    monkeypatch.setattr(capacities, "AHEAD", 2)
+    monkeypatch.setattr(graphs, "free_bytes", lambda device: free)
+    engine = graphed_engine()
+    engine.get_ready()
+    kinds = {kind for _, kind in passes_of(engine)._ahead}
+    assert (Wide.AMPLE in kinds) is (free == capacities.SPARE)
+    assert Wide.SMALL in kinds
+    assert passes_of(engine).trouble is None
+
+
 def test_running_ahead_of_a_draw_that_candidates_leave_undecided(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,7 +2,7 @@
 
 A recording serves every plan that fits its capacity and is cut for its kernels (`engine/graphs.py`). What a pass will bring is
 not known when an engine gets ready, so one *wide* recording is made for every number of tokens that passes come in, with room for
-long lists of everything else, and for most numbers two to four, by what they are for (`Wide`):
+long lists of everything else, and for most numbers two to five, by what they are for (`Wide`):
 
     kinds_ahead            all of them: tokens, and the use
     kind_ahead             the use that is meant for a plan
@@ -56,6 +56,8 @@ _USUAL_GROUP, _USUAL_HEADS = 5, 8
 _MUCH_MORE = 1.5  # times the keys that tiles for eight would load
 _AMPLE = (128, 160, 192, 256, 320, 384, 512, 640, AHEAD)  # tokens of recordings of `Wide.AMPLE`
 _MOST_ROWS = 256  # of the others: the head's product is of as many, padding too
+# Bytes that a device has free for ample ones to be made: passes of thousands of tokens, which have none, want some, too.
+SPARE = 1 << 30
 _MOST_READS = 8192  # of ample ones: entries, and partials, of each token and each of its tiles
 # Large tiles in them, beside those of a prompt, where small ones have room for a team of sixteen, and where they have none.
 _MOST_BESIDE, _MOST_OF_LARGE_TEAMS = 640, 1024
@@ -72,9 +74,7 @@ class Wide(Enum):
     LARGE_TEAMS = "many rows of teams of sixteen, where query heads are few: small tiles for these"
     LONE = "lone rows and others that share little: the smallest tiles, where a team of four wants larger ones"
     LARGE = "parts of prompts: large tiles, beside small ones"
-    AMPLE = (
-        "parts of prompts beside more teams than that: the same tiles, and more of the large ones"
-    )
+    AMPLE = "crowds that all others have no room for: tiles as beside prompts, more of them, and more rows"
     ENDED = "a team in which steps have ended: fewer rows than tokens, which read the same strips"
 
 
@@ -208,10 +208,8 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
     Of many tokens a small tile has rows for a team of four, since larger ones would be half empty, and beside large ones as few
     as there are. Padding costs a pass microseconds per layer, for programs that find nothing to do.
     """
-    has_large, is_narrow = (
-        kind in (Wide.LARGE, Wide.AMPLE),
-        tokens <= ALL_SMALL or kind is Wide.ENDED,
-    )
+    has_large = kind in (Wide.LARGE, Wide.AMPLE)
+    is_narrow = tokens <= ALL_SMALL or kind is Wide.ENDED
     rows, of_four = _rows_of_one(tokens, tiling), _rows_of_four(tiling)
     many = min(tokens, 64)
     splits = tiling.splits_per_processor if is_narrow else tiling.most_of_many

@@ -76,7 +76,7 @@ from manyhands.engine.passes import ALONE, Attending, Late, Others, Passes, Pass
 from manyhands.engine.recorder import Cut, GraphRecorder, Recording
 from manyhands.engine.sampling import Chosen, get_ready, likeliest
 from manyhands.model.adapter import ModelAdapter, weight_bytes
-from manyhands.model.memory import Memory
+from manyhands.model.memory import Memory, free_bytes
 
 T = TypeVar("T")
 MOST_TOKENS = 2048  # of a recorded pass; wider ones are long enough to hide their launches
@@ -518,6 +518,8 @@ class GraphedPasses(Passes):
                 told(num_compiled + index, num_compiled + num_wide)
                 if kind in self._ahead or self.trouble is not None:
                     continue
+                if kind[1] is Wide.AMPLE and free_bytes(self.adapter.device) < capacities.SPARE:
+                    continue  # one that failed would leave all plans without recordings of their own
                 # Where the cache on disk has some kernels it mostly has all, and then a pass more for each would be in vain.
                 if at_once and (is_cold or met.num_new):
                     more = _with_kernels_of_their_own(rest[max(0, index - 1) :])
