@@ -1,8 +1,8 @@
 """How fast a GPU's clock runs, and whether its power holds it back, while something is measured.
 
 A GPU that reaches its limit of power lowers its clock, by as much as the card at hand needs to. An H200 does so in passes with
-many rows: 1.7 GHz of 1.98, at 690 of 700 W. Cards differ there by hundredths, and work of milliseconds alone is over before
-the clock falls. So what passes with many rows take is told with what the clock was.
+many rows: one card to 1.7 GHz of 1.98 and another to 1.5, at 690 of 700 W. Work of milliseconds alone is over before the
+clock falls. So what passes with many rows take is told with what the clock was.
 
     with Clocks(device) as clocks:
         began = clocks.now()

@@ -3,8 +3,8 @@
     python -m benchmarks.crowds                       this checkout
     python -m benchmarks.crowds --against FOLDER      and another one
 
-A pass that no recording serves is launched kernel by kernel, and takes the host some ten times as long; or a
-recording is made for it, for which all runs wait. Which passes find one is a matter of their plans alone, so no GPU is needed: the
+A pass that no recording serves is launched kernel by kernel, and the GPU waits for the host; or a recording is made for
+it, for which all runs wait. Which passes find one is a matter of their plans alone, so no GPU is needed: the
 engine is that of `benchmarks/step_end.py`, whose recordings do nothing, with work lists cut for the 132 processors of an
 H200. The crowds:
 
@@ -18,16 +18,13 @@ H200. The crowds:
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.results import ROOT, Clock, Results, commit_of, parser
-from benchmarks.step_end import unlaunched
+from benchmarks.step_end import said_by, unlaunched
 from manyhands.engine import capacities
 from manyhands.evaluation.life import TEAMS, Kind, Situation, live
 
@@ -120,18 +117,8 @@ def print_counted(num_drawn: int, is_tiny: bool) -> None:
 def counted_apart(checkout: Path, num_drawn: int, is_tiny: bool) -> list[dict[str, Any]]:
     """The same in a process of its own, with the code of a checkout."""
     call = f"from benchmarks import crowds; crowds.print_counted({num_drawn}, {is_tiny})"
-    done = subprocess.run(
-        [sys.executable, "-c", call],
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{checkout / 'src'}{os.pathsep}{ROOT}",
-            "TRITON_INTERPRET": "1",
-        },
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    said = said_by(checkout, call)
+    return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
 
 
 def main(words: list[str] | None = None) -> None:

@@ -331,7 +331,14 @@ def measured_apart(
     """The same in a process of its own, with the code of a checkout."""
     asked = f"measured_whole({workers}, {num_passes}, is_cold={is_cold})"
     asked = asked if is_whole else f"measured({workers}, {num_passes})"
-    call = f"from benchmarks import step_end as b; b.print_measured(b.{asked})"
+    found: dict[str, Any] = json.loads(
+        said_by(checkout, f"from benchmarks import step_end as b; b.print_measured(b.{asked})")
+    )
+    return found
+
+
+def said_by(checkout: Path, call: str) -> str:
+    """The output of a line of Python in a process of its own, with the code of a checkout and these benchmarks."""
     done = subprocess.run(
         [sys.executable, "-c", call],
         env={
@@ -343,8 +350,7 @@ def measured_apart(
         text=True,
         check=True,
     )
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return done.stdout
 
 
 def print_measured(found: dict[str, Any]) -> None:

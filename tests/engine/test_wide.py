@@ -293,7 +293,7 @@ def test_crowds_of_other_shapes_find_room(
     engine = unlaunched(heads=heads)
     situation = replace(life.TEAMS, crowd=CROWDS[crowd], num_passes=110, warm_up=70)
     facts = life.live(engine, situation, seed=1).facts()
-    assert facts["prompts"] >= (5 if crowd == "sixteens" else 20)
+    assert facts["prompts"] > (4 if crowd == "sixteens" else 20)
     assert facts["eager"] + facts["recorded"] <= 1
 
 

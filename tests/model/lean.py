@@ -56,4 +56,5 @@ def _layers(base: Any, *, input_ids: Tensor, **given: Any) -> SimpleNamespace:
 
 def _normed(x: Tensor, norm: Any, eps: float) -> Tensor:
     scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
-    return norm.weight * (x * scale)  # type: ignore[no-any-return]
+    normed: Tensor = norm.weight * (x * scale)
+    return normed
