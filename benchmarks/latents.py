@@ -1,13 +1,13 @@
 """Latent attention (MLA), one layer: latents in the absorbed form against keys and values made of them.
 
     python -m benchmarks.latents --minutes 4
-    python -m benchmarks.latents --shapes deepseek-v2-lite,deepseek-v3 --parts 8,16,32
+    python -m benchmarks.latents --shapes deepseek-v2-lite,deepseek-v3 --tiles specialised,ordinary
 
 Teams over a common text and prompts, at the shapes of published networks. `latent` reads one latent and one rotated
 key a token for all heads; `expanded` reads what the layer would cache without the absorbed form, in the same views. The
 limit of either is the longer of two times, that of its bytes at the speed of a copy and that of its products at the
 speed of a large matrix product. What the absorbed form costs besides, two small products a token, is timed apart.
-`--parts` are the most query heads that one program may have.
+`--tiles`: those that Hopper has for latents, and those that other GPUs have.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from unittest import mock
 
 import numpy as np
 import torch
@@ -64,6 +65,7 @@ SHAPES = {
     "deepseek-v3": Heads(128, 512, 64, 128, 128),
 }
 FORMS = ("latent", "expanded")
+SPECIALISED, ORDINARY = "specialised", "ordinary"  # tiles
 
 
 class Layer(Situation):
@@ -165,13 +167,12 @@ class Latents:
         heads = SHAPES[name]
         shape = heads.shape(form)
         layer = lay_out(views, shape, heads.rotary, (self.device, self.dtype), new)
-        parts = [int(n) for n in self.arguments.parts.split(",")] if form == "latent" else [0]
-        for part in parts:
-            with _parts_of(part, self._has_kernels):
+        for tiles in self.arguments.tiles.split(",") if form == "latent" else [ORDINARY]:
+            with _by(tiles, self._has_kernels):
                 work = op_peers.ours(layer, self._backend(shape))
                 gate = self._gate(layer, work())
                 if gate is None:
-                    self.file.add("red", name=name, case=case, form=form, part=part)
+                    self.file.add("red", name=name, case=case, form=form, tiles=tiles)
                     continue
                 flushed = milliseconds(work, self.device, flushed=True)
             limit = 1e3 * max(layer.num_bytes / self.bandwidth, layer.num_operations / self.rate)
@@ -180,7 +181,7 @@ class Latents:
                 name=name,
                 case=case,
                 form=form,
-                part=part or None,
+                tiles=tiles if form == "latent" else None,
                 us=round(1e3 * flushed, 2),
                 us_limit=round(1e3 * limit, 2),
                 of_limit=round(limit / flushed, 3) if flushed > 0 else None,
@@ -220,26 +221,22 @@ class Latents:
 
 
 @contextmanager
-def _parts_of(most: int, has_kernels: bool) -> Iterator[None]:
-    """Query heads of one program are at most so many (0: as they are)."""
-    if not most or not has_kernels:
+def _by(tiles: str, has_kernels: bool) -> Iterator[None]:
+    """Backends that are made meanwhile have these tiles for latents, if they have kernels."""
+    if tiles != ORDINARY or not has_kernels:
         yield
         return
     from manyhands.attention import triton_backend
 
-    usual = triton_backend._LATENT_PART
-    triton_backend._LATENT_PART = most
-    try:
+    with mock.patch.object(triton_backend, "_can_specialise_latents", return_value=False):
         yield
-    finally:
-        triton_backend._LATENT_PART = usual
 
 
 def main(words: list[str] | None = None) -> None:
     """Measure."""
     options = parser(__doc__, minutes=4.0)
     options.add_argument("--shapes", default="deepseek-v2-lite", help=", ".join(SHAPES))
-    options.add_argument("--parts", default="16", help="most query heads of one program, of each")
+    options.add_argument("--tiles", default=SPECIALISED, help=f"{SPECIALISED}, {ORDINARY}")
     arguments = options.parse_args(words)
     Latents(arguments, Clock(arguments.minutes)).run()
 

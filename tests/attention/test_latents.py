@@ -25,8 +25,9 @@ from tests.attention.test_attend import FREQUENCIES, LAYERS, TOLERANCE, worst_er
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from manyhands.attention import launches, triton_backend
-from manyhands.attention.triton_backend import TritonBackend, _heads, refusal
+from manyhands.attention.triton_backend import TritonBackend, _heads, of_latents, refusal
 from manyhands.attention.work import Tiling
+from tests.attention.test_triton import on_hopper, right_capacities, rope_of
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # 8 rotated dims before the latents. Sizes that fill a power of two and ones that do not.
@@ -141,6 +142,59 @@ def test_latents_lie_in_their_keys(backend: str) -> None:
     assert int(written.sum()) == 4
     found, latents = store.values[written].flatten(1).tolist(), k[..., 8:].flatten(1).tolist()
     assert sorted(found) == sorted(latents)
+
+
+@on_hopper
+@pytest.mark.parametrize("layer", ["plain", "window", "narrow", "sinks", "chunk"])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("heads", "latent", "num_rows"),
+    [(16, 512, 5), (16, 512, 150), (20, 512, 9), (128, 512, 3), (10, 256, 30)],
+)
+def test_specialised_tiles(
+    heads: int,
+    latent: int,
+    num_rows: int,
+    dtype: torch.dtype,
+    interleaved: bool,
+    layer: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel for Hopper, over strips that begin and end anywhere; nobody wrote to the rest of memory.
+
+    128 heads come in two parts, twenty leave four rows of a tile empty. Five programs take several items each.
+    """
+    from manyhands.attention.kernels import specialised
+
+    used: list[int] = []
+    usual = specialised.boxes
+
+    def counted(x: torch.Tensor) -> object:
+        used.append(len(x))
+        return usual(x)
+
+    monkeypatch.setattr(specialised, "boxes", counted)
+    shape = Shape(heads, 1, 64 + latent, latent, is_latent=True)
+    parts, group = _heads(shape, launches.LATENT_ROWS)
+    tiling = of_latents(Tiling(group, parts, 5 if num_rows < 100 else 132))
+    right_capacities(shape, dtype, rope_of(64, interleaved), layer, num_rows, tiling)
+    assert len(used) >= 15, "every pass, three times"
+
+
+@on_hopper
+def test_specialised_tiles_are_what_such_networks_get() -> None:
+    shapes = [Shape(heads, 1, 64 + 512, 512, is_latent=True) for heads in (16, 20, 128)]
+    for shape, heads in zip(shapes, ((1, 16), (1, 20), (2, 64)), strict=True):
+        tiling = TritonBackend([shape], torch.bfloat16, DEVICE).tiling
+        assert (tiling.num_kv_heads, tiling.group, tiling.latent_rows) == (*heads, 64)
+    others = (
+        Shape(16, 1, 32 + 512, 512, is_latent=True),
+        Shape(16, 1, 64 + 128, 128, is_latent=True),
+    )
+    for other in others:
+        assert TritonBackend([other], torch.bfloat16, DEVICE).tiling.latent_rows == 0
+    assert TritonBackend(shapes[:1], torch.float32, DEVICE).tiling.latent_rows == 0
 
 
 # -- controls: each of these mistakes must be seen ---------------------------------------------------

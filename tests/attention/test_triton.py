@@ -679,21 +679,25 @@ def specialised_rows(
         few_rows=few_rows,
         narrow_rows=64 if eight_bits else 0,
     )
-    seen = right_capacities(
-        shape, dtype, interleaved, layer, num_rows, tiling, eight_bits=eight_bits
-    )
+    rope = rope_of(96 if interleaved else 128, interleaved)
+    seen = right_capacities(shape, dtype, rope, layer, num_rows, tiling, eight_bits=eight_bits)
     return {capacity.large_rows for capacity in seen}, len(used)
+
+
+def rope_of(rotary_dim: int, interleaved: bool) -> Rope:
+    """Of heads with 128 dims; of others as fast."""
+    return Rope((1e4 ** -(torch.arange(rotary_dim // 2) / 64)).to(DEVICE), rotary_dim, interleaved)
 
 
 def right_capacities(
     shape: Shape,
     dtype: torch.dtype,
-    interleaved: bool,
+    rope: Rope,
     layer: str,
     num_rows: int,
     tiling: Tiling,
     *,
-    eight_bits: bool,
+    eight_bits: bool = False,
 ) -> list[Capacity]:
     """The rounded capacities of a conversation of so many rows, whose answers are right with and without padding."""
     kinds: dict[str, dict[str, Any]] = {
@@ -704,8 +708,6 @@ def right_capacities(
     }
     options = kinds.get(layer, {})
     call = LayerCall(layer=0, scaling=128**-0.5, **options)
-    rotary = 96 if interleaved else 128
-    rope = Rope((1e4 ** -(torch.arange(rotary // 2) / 64)).to(DEVICE), rotary, interleaved)
     product = Layer(
         TritonBackend([shape], dtype, DEVICE, tiling, eight_bits=eight_bits),
         shape,
@@ -779,7 +781,8 @@ def test_small_tiles_in_eight_bits(
     tiling = Tiling(
         shape.group, shape.num_kv_heads, 132, key_tile=128, between_rows=24, short_strip=0
     )
-    seen = right_capacities(shape, dtype, interleaved, layer, num_rows, tiling, eight_bits=True)
+    rope = rope_of(96 if interleaved else 128, interleaved)
+    seen = right_capacities(shape, dtype, rope, layer, num_rows, tiling, eight_bits=True)
     found = {capacity.small_rows for capacity in seen if capacity.small}
     assert small_rows in used
     assert set(used) == found & {16, 24, 32}

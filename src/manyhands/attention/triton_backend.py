@@ -41,10 +41,12 @@ from manyhands.attention.launches import (
     BETWEEN_ROWS,
     BROAD,
     FEW_ROWS,
+    LATENT_ROWS,
     SMALL_KEYS,
     SMALL_ROWS,
     SPECIALISED_BOX,
     SPECIALISED_ROWS,
+    SPECIALISED_WIDTH,
     Launch,
     Launches,
     has_gluon,
@@ -71,6 +73,11 @@ _LONG = 8192  # keys from which on tensor maps bring those of half a large tile 
 _HALVED_ROWS = 32  # of tiles alone whose partials have 16 bits, at least
 _LATENT_ROWS = (64, 32)  # of a large tile: the first that fits
 _LATENT_PART = 16  # query heads that read latents in one program, at most
+_LATENT_DIMS = (
+    256,
+    512,
+)  # of the latents that specialised tiles know, beside as many rotated ones as a box is wide
+_LATENT_SPLIT = 64  # keys of one, at least: an iteration of these tiles
 _LEAST_DIMS = 16  # of a product; heads with fewer are padded
 _SPECIALISED_DIM = 128  # of heads
 _TO_STAND = 512  # programs that make queries stand, unless they would have too many entries each
@@ -420,6 +427,7 @@ class _Reading:
     """One layer that reads its store in one pass.
 
     tiles                     kernel                    keys and values come as
+    of latents, on Hopper     specialised_latents_kernel  boxes
     large, on Hopper          specialised_kernel        boxes (in eight bits specialised_eight_bits_kernel)
     few small ones, likewise  small_eight_bits_kernel   tensors, values in words; in eight bits alone
     large, small              attend_kernel             tensors, and tensor maps of them
@@ -443,7 +451,10 @@ class _Reading:
         self.launches = backend.launches[call.layer]
         self.is_latent = isinstance(store, LatentStore)
         num_heads = q.shape[1]
-        self.num_kv_heads = _num_parts(num_heads) if self.is_latent else store.num_kv_heads
+        tiling = backend.tiling
+        self.num_kv_heads = (
+            _num_parts(num_heads, _part_of(tiling)) if self.is_latent else store.num_kv_heads
+        )
         self.group = num_heads // self.num_kv_heads
         # Of a chunk, lows are made by the launch in front, and kernels read these before their wait (`kernels/overlap.py`).
         self.overlaps = is_one_stream and call.chunk is None
@@ -474,7 +485,11 @@ class _Reading:
         """Launch the kernel for these items; `is_beside`: small ones, and large ones were launched in front."""
         num_items = len(items) // ITEM_FIELDS
         grid = self.num_kv_heads, num_items
-        if is_large and self._is_specialised():
+        if self._are_latents(rows):
+            kernel, given, options = self._latents()
+            options["num_pieces"] = num_pieces = self.num_kv_heads * num_items
+            grid = min(num_pieces, self.backend.tiling.num_processors), 1
+        elif is_large and self._is_specialised():
             kernel, given, options = self._specialised(rows)
             options["num_pieces"] = num_pieces = self.num_kv_heads * num_items
             in_turns = self.prepared.capacity.in_turns
@@ -535,6 +550,28 @@ class _Reading:
         options |= specialised_eight_bits.options(rows)
         kernel = specialised_eight_bits.specialised_eight_bits_kernel
         return kernel, (*maps, *_scales(self.store)), options
+
+    def _are_latents(self, rows: int) -> bool:
+        """Whether tiles of so many rows are specialised ones of latents, with this layer's scores."""
+        tiling, page_size = self.backend.tiling, self.prepared.page_size
+        fits = tiling.key_tile % SPECIALISED_BOX == page_size % SPECIALISED_BOX == 0
+        has_kernel = self.is_latent and rows <= tiling.latent_rows
+        return has_kernel and fits and self.is_whole and self.call.softcap is None
+
+    def _latents(self) -> _Kernel:
+        from manyhands.attention.kernels import specialised, specialised_latents
+
+        options = {
+            "GROUP": self.group,
+            "NUM_PARTS": self.num_kv_heads,
+            "LATENT": self.dims["VALUE_DIM"],
+            "INTERLEAVED": self.interleaved,
+            "scaling": _scaling_of(self.call),
+            "num_warps": 8,
+            **launch_options(self.q.device, overlap=self.overlaps),
+        }
+        given = specialised.boxes(self.store.keys), *self.tables
+        return specialised_latents.specialised_latents_kernel, given, options
 
     def _are_integers(self, rows: int, occupancy: int) -> bool:
         """Whether small tiles of so many rows multiply integers, with this layer's scores."""
@@ -670,7 +707,7 @@ def _latent_refusal(shape: LayerShape, dtype: torch.dtype, device: torch.device)
             "beside an even number"
         )
     num_heads = shape.num_heads
-    if num_heads == _num_parts(num_heads):
+    if num_heads == _num_parts(num_heads, _LATENT_PART):
         return f"{num_heads} query heads do not fall into equal parts of 2 to {_LATENT_PART}"
     least = least_for_latents(_LATENT_ROWS[-1], _head_bytes(shape, dtype))
     if least > shared_memory(device):
@@ -704,17 +741,22 @@ def is_beside(capacity: Capacity, tiling: Tiling) -> bool:
     return bool(capacity.small) and begin_beside(*chosen, tiling)
 
 
-def _num_parts(num_heads: int) -> int:
-    """The parts in which query heads read latents: as few as are equal and not too large."""
-    part = next(size for size in range(_LATENT_PART, 0, -1) if num_heads % size == 0)
+def _num_parts(num_heads: int, most: int) -> int:
+    """The parts in which query heads read latents: as few as are equal and have `most` heads at most."""
+    part = next(size for size in range(most, 0, -1) if num_heads % size == 0)
     return num_heads // part
 
 
-def _heads(shape: LayerShape) -> tuple[int, int]:
-    """Programs side by side for an item, and the query heads of each: key/value heads, or parts."""
+def _part_of(tiling: Tiling) -> int:
+    """The most query heads that read latents in one program."""
+    return tiling.latent_rows or _LATENT_PART
+
+
+def _heads(shape: LayerShape, most: int = 0) -> tuple[int, int]:
+    """Programs side by side for an item, and the query heads of each: key/value heads, or parts of `most` that read latents."""
     if not shape.is_latent:
         return shape.num_kv_heads, shape.group
-    parts = _num_parts(shape.num_heads)
+    parts = _num_parts(shape.num_heads, most or _LATENT_PART)
     return parts, shape.num_heads // parts
 
 
@@ -766,9 +808,11 @@ def _tiling(
     # In eight bits they were measured with bfloat16; layers with windows fall back to ordinary tiles of as many rows.
     converts = are_integers and dtype == torch.bfloat16
     are_specialised = are_specialised and (converts or stored.itemsize == 2)
+    are_latents = all(_can_specialise_latents(shape, stored, device) for shape in shapes)
+    heads = [_heads(shape, LATENT_ROWS if are_latents else 0) for shape in shapes]
     cut = Tiling(
-        group=max(_heads(shape)[1] for shape in shapes),
-        num_kv_heads=min(_heads(shape)[0] for shape in shapes),
+        group=max(group for _, group in heads),
+        num_kv_heads=min(side_by_side for side_by_side, _ in heads),
         num_processors=_num_processors(device),
         # Eight bits are turned into sixteen between two loads: the more at a time, the less waiting.
         key_tile=128 if is_short and stored.itemsize == 1 else 64 if is_short else 32,
@@ -786,10 +830,26 @@ def _tiling(
     )
     if not any(shape.is_latent for shape in shapes):
         return cut
+    if are_latents:
+        return of_latents(cut)
     least = max(_head_bytes(shape, dtype) for shape in shapes if shape.is_latent)
     fitting = (n for n in _LATENT_ROWS if least_for_latents(n, least) <= shared_memory(device))
     rows = next(fitting, _LATENT_ROWS[-1])
     return replace(cut, key_tile=32, large_rows=rows, most_small_rows=rows)
+
+
+def of_latents(tiling: Tiling) -> Tiling:
+    """The same where all tiles are specialised ones of latents: of one size, and a program for each processor takes them in turns."""
+    return replace(
+        tiling,
+        key_tile=_LATENT_SPLIT,
+        least_split=_LATENT_SPLIT,
+        latent_rows=LATENT_ROWS,
+        large_rows=LATENT_ROWS,
+        least_rows=LATENT_ROWS,
+        most_small_rows=LATENT_ROWS,
+        splits_per_processor=1.0,
+    )
 
 
 def _launches(
@@ -846,6 +906,13 @@ def _can_specialise(shape: LayerShape, dtype: torch.dtype, device: torch.device)
     """Whether there are specialised tiles: for Hopper's matrix units, heads of 128 dims, stored in 16 bits or eight."""
     dims = (shape.head_dim, shape.value_dim)
     return dims == (_SPECIALISED_DIM,) * 2 and dtype.itemsize <= 2 and has_gluon(device)
+
+
+def _can_specialise_latents(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether there are specialised tiles for latents of this shape, stored in 16 bits."""
+    rotary = shape.head_dim - shape.value_dim
+    fits = shape.is_latent and rotary == SPECIALISED_WIDTH and shape.value_dim in _LATENT_DIMS
+    return fits and dtype.itemsize == 2 and has_gluon(device)
 
 
 def _is_hopper(device: torch.device) -> bool:

@@ -73,6 +73,7 @@ class Tiling:
     specialised_work: int = 1 << 18
     specialised_reads: int = 1 << 18  # the same where it spares a second reading of the keys
     plain_reads: int = 1 << 16  # the same for an ordinary tile of as many rows
+    latent_rows: int = 0  # of a specialised tile of latents, if there is a kernel for it; all tiles have as many then
     narrow_rows: int = 0  # of a narrower specialised tile, if there is a kernel for it
     narrow_keys: int = 16384  # keys of a strip, from which on it pays
     narrow_beside: int = 480  # keys that each other strip counts for beside its own

@@ -44,7 +44,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from manyhands.attention.kernels.overlap import take_over
-from manyhands.attention.launches import SPECIALISED_BOX, SPECIALISED_ROWS
+from manyhands.attention.launches import SPECIALISED_BOX, SPECIALISED_ROWS, SPECIALISED_WIDTH
 
 _KEYS = gl.constexpr(128)  # of a tile
 _BOX = gl.constexpr(SPECIALISED_BOX)  # slots that the copy engine brings at once
@@ -73,7 +73,7 @@ _PLACE = gl.constexpr(1)  # of its output, or partial
 _LOW = gl.constexpr(2)
 _LAST = gl.constexpr(3)
 _OF_ROWS = gl.constexpr(4)
-_WIDTH = gl.constexpr(64)  # dims in a box: the widest that can be swizzled
+_WIDTH = gl.constexpr(SPECIALISED_WIDTH)  # dims in a box
 # Output as it is stored, 16 bytes at a time.
 _OUT = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]))
 # Names that change between releases.
@@ -92,14 +92,16 @@ def boxes(x: Tensor) -> Any:
 
 
 @gluon.jit
-def _key_of(tile, start, num_before, all_start, all_end, num_edges):
+def _key_of(
+    tile, start, num_before, all_start, all_end, num_edges, KEYS: gl.constexpr = _KEYS
+):  # fmt: skip
     """First key of a tile: of the edge before, of the one behind, or of what every row sees all of."""
     behind = gl.where(
         tile < num_edges,
-        all_end + (tile - num_before) * _KEYS,
-        all_start + (tile - num_edges) * _KEYS,
+        all_end + (tile - num_before) * KEYS,
+        all_start + (tile - num_edges) * KEYS,
     )
-    return gl.where(tile < num_before, start + tile * _KEYS, behind)
+    return gl.where(tile < num_before, start + tile * KEYS, behind)
 
 
 @gluon.jit
@@ -149,7 +151,7 @@ def _put(facts, slot, FACT: gl.constexpr, number):
 def _plan(
     entry_token, entry_offset, entry_low, entry_high, entry_partial, items, num_pieces,
     window, facts, of_rows, planned, read, GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr,
-    HAS_WINDOW: gl.constexpr, DIRECT: gl.constexpr,
+    HAS_WINDOW: gl.constexpr, DIRECT: gl.constexpr, KEYS: gl.constexpr = _KEYS,
 ):  # fmt: skip
     """One warp: all facts of the program's items, one item ahead.
 
@@ -192,10 +194,10 @@ def _plan(
                 start = gl.maximum(start, gl.min(low, 0) // _BOX * _BOX)
             end = gl.minimum(key_end, gl.max(last, 0))
             all_start = (gl.maximum(gl.max(low, 0), start) + _BOX - 1) // _BOX * _BOX
-            num_whole = gl.maximum((gl.minimum(gl.min(last, 0), end) - all_start) // _KEYS, 0)
-            all_end = all_start + num_whole * _KEYS
-            num_before = gl.maximum((gl.minimum(all_start, end) - start + _KEYS - 1) // _KEYS, 0)
-            num_behind = gl.where(all_start < end, (end - all_end + _KEYS - 1) // _KEYS, 0)
+            num_whole = gl.maximum((gl.minimum(gl.min(last, 0), end) - all_start) // KEYS, 0)
+            all_end = all_start + num_whole * KEYS
+            num_before = gl.maximum((gl.minimum(all_start, end) - start + KEYS - 1) // KEYS, 0)
+            num_behind = gl.where(all_start < end, (end - all_end + KEYS - 1) // KEYS, 0)
             num_edges = num_before + num_behind
             # At least one, even if no row sees anything.
             _put(facts, slot, _TILES, gl.maximum(num_edges + num_whole, 1))
