@@ -10,8 +10,8 @@ import torch
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from manyhands.attention import launches
-from manyhands.attention.launches import Launches, least_shared_memory, merge_launch
-from manyhands.attention.work import Occupancy, Tiling
+from manyhands.attention.launches import BROAD, Launches, Merge, least_shared_memory
+from manyhands.attention.work import Occupancy, Tiling, power_of_two
 
 CPU = torch.device("cpu")
 TILING = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64)
@@ -85,7 +85,6 @@ def test_broad_heads_fit_on_an_h200(
     narrow = Launches.fitting(tiling, 2 * dims * itemsize, CPU)
     assert 64 * dims > 128 * 32 * narrow.large.num_warps
     assert least_shared_memory(64, 2 * dims * itemsize) <= room
-    assert merge_launch(3, 8, is_broad=True)[2] == 2 * merge_launch(3, 8)[2]
 
 
 def test_many_tiles_in_eight_bits_take_no_more_room_than_in_sixteen() -> None:
@@ -117,8 +116,16 @@ def test_a_large_group_leaves_less_room_for_stages(monkeypatch: pytest.MonkeyPat
 def test_the_more_partials_the_fewer_heads_are_merged_together(
     most_partials: int, num_heads: int
 ) -> None:
-    at_once, heads, num_warps = merge_launch(most_partials, num_heads)
+    at_once, heads, dims, num_warps = Merge.of(most_partials, num_heads, 128)
     assert at_once * heads <= 64
     assert heads < 2 * num_heads
     assert at_once >= min(most_partials, 64)
+    assert dims == 128
     assert num_warps in (1, 2)
+
+
+@pytest.mark.parametrize("value_dim", [80, 256, 300, 512])
+def test_broad_heads_are_merged_by_several_programs(value_dim: int) -> None:
+    merge = Merge.of(5, 8, value_dim)
+    assert merge.dims == (power_of_two(value_dim) if value_dim <= BROAD else 128)
+    assert merge == Merge.of(5, 8, 128)._replace(dims=merge.dims)

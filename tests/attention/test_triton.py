@@ -707,7 +707,7 @@ def right_capacities(
         "chunk": {"chunk": 256},
     }
     options = kinds.get(layer, {})
-    call = LayerCall(layer=0, scaling=128**-0.5, **options)
+    call = LayerCall(layer=0, scaling=shape.head_dim**-0.5, **options)
     product = Layer(
         TritonBackend([shape], dtype, DEVICE, tiling, eight_bits=eight_bits),
         shape,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -33,6 +34,7 @@ _BESIDE_LATENTS = 16384  # the same beside latents
 _LATENT_STAGES = 2  # one takes more shared memory: loads pass through registers then
 _STAGE_OF_MANY = 32768  # bytes of keys and values that a program has on its way at a time, where many share a processor
 _TRANSPOSED_ROWS = 64  # of a tile of Hopper's matrix units
+_MERGED_DIMS = 128  # of broad heads, that one program merges
 
 
 @dataclass(frozen=True)
@@ -178,14 +180,22 @@ def least_for_latents(rows: int, latent_bytes: int) -> int:
     return _BESIDE_LATENTS + (rows + _LATENT_STAGES * _LEAST_KEYS) * latent_bytes
 
 
-def merge_launch(
-    most_partials: int, num_heads: int, *, is_broad: bool = False
-) -> tuple[int, int, int]:
-    """Partials that a program merges together, its heads and its warps."""
-    at_once = min(64, max(2, power_of_two(most_partials)))
-    heads = max(1, min(4, 16 // at_once, power_of_two(num_heads)))
-    num_warps = 2 if at_once > 32 else 1
-    return at_once, heads, 2 * num_warps if is_broad else num_warps
+class Merge(NamedTuple):
+    """How partials are merged, see kernels/merge.py."""
+
+    at_once: int  # partials that a program looks at together
+    heads: int  # of a program
+    dims: int
+    num_warps: int
+
+    @classmethod
+    def of(cls, most_partials: int, num_heads: int, value_dim: int) -> Merge:
+        """For so many partials of a token, at most, and heads of that size. The dims of broad ones are shared by several programs."""
+        at_once = min(64, max(2, power_of_two(most_partials)))
+        heads = max(1, min(4, 16 // at_once, power_of_two(num_heads)))
+        dims = power_of_two(value_dim)
+        dims = _MERGED_DIMS if dims > BROAD else dims
+        return cls(at_once, heads, dims, 2 if at_once > 32 else 1)
 
 
 @functools.cache

@@ -49,10 +49,10 @@ from manyhands.attention.launches import (
     SPECIALISED_WIDTH,
     Launch,
     Launches,
+    Merge,
     has_gluon,
     least_for_latents,
     least_shared_memory,
-    merge_launch,
     shared_memory,
 )
 from manyhands.attention.prepared import Capacity, Prepared, frequencies, pack
@@ -302,10 +302,9 @@ class TritonBackend(Backend):
         else:
             self._side_by_side(reading, *lists)
         if not is_direct:
-            at_once, heads, num_warps = merge_launch(
-                capacity.most_partials, num_heads, is_broad=value_dim > BROAD
-            )
-            merge_kernel[(capacity.tokens, triton.cdiv(num_heads, heads))](
+            merge = Merge.of(capacity.most_partials, num_heads, value_dim)
+            blocks = triton.cdiv(num_heads, merge.heads), triton.cdiv(value_dim, merge.dims)
+            merge_kernel[(capacity.tokens, *blocks)](
                 partials,
                 lses,
                 prepared.partial_indptr,
@@ -314,10 +313,10 @@ class TritonBackend(Backend):
                 HAS_SINKS=call.sinks is not None,
                 NUM_HEADS=num_heads,
                 VALUE_DIM=value_dim,
-                VALUE=power_of_two(value_dim),
-                AT_ONCE=at_once,
-                HEADS=heads,
-                num_warps=num_warps,
+                VALUE=merge.dims,
+                AT_ONCE=merge.at_once,
+                HEADS=merge.heads,
+                num_warps=merge.num_warps,
                 **launch_options(q.device, overlap=is_one_stream),
             )
         return out
@@ -721,9 +720,12 @@ def _latent_refusal(shape: LayerShape, dtype: torch.dtype, device: torch.device)
 def are_halved(capacity: Capacity, tiling: Tiling) -> bool:
     """Whether partials have 16 bits and a factor (`kernels/merge.py`): half of the bytes that are written and read.
 
-    So where the narrowest tiles are many, alone or beside large ones in one stream, and where tiles of one kind are large enough.
+    So where the narrowest tiles are many, alone or beside large ones in one stream, where tiles of one kind are large enough, and
+    where these are of latents.
     Measured with ordinary tiles; what is rare has float32, so a start compiles fewer kernels.
     """
+    if tiling.latent_rows:
+        return True
     if not tiling.halved_rows:
         return False
     are_many = capacity.small > 0 and capacity.occupancy == Occupancy.MANY
@@ -849,6 +851,10 @@ def of_latents(tiling: Tiling) -> Tiling:
         least_rows=LATENT_ROWS,
         most_small_rows=LATENT_ROWS,
         splits_per_processor=1.0,
+        keys_to_begin=100,
+        keys_to_merge=4,
+        keys_to_wait=0,
+        share_alone=1.0,
     )
 
 

@@ -265,6 +265,8 @@ def _pairs(entries: Entries, at: Ints) -> Ints:
 
 def _are_small(rows: Ints, keys: Ints, tiling: Tiling, *, is_free: bool = False) -> Bools:
     """Which stretches, of so many rows and keys, get small tiles. `is_free`: their size is the plan's own."""
+    if tiling.latent_rows:  # all tiles are alike
+        return np.ones(len(rows), dtype=np.bool_)
     most = tiling.most_small_rows
     if min(rows.tolist(), default=0) > most and max(keys.tolist()) > tiling.key_tile:
         return np.zeros(len(rows), dtype=np.bool_)  # as of a team, whose rows all read the same
@@ -388,7 +390,7 @@ def _small_split(tiles: _Tiles, occupancy: Occupancy, tiling: Tiling) -> int:
     """
     num_keys = tiles.num_keys.tolist()
     total = sum(num_keys) * tiling.num_kv_heads
-    if occupancy is Occupancy.MANY:
+    if occupancy is Occupancy.MANY and not tiling.latent_rows:
         return max(tiling.least_split, _round_up(_keys_of_many(total, tiling), tiling.key_tile))
     at_once = tiling.num_processors * tiling.splits_per_processor
     sizes = _sizes_of_few(total / at_once, _round_up(max(num_keys), tiling.key_tile), tiling)

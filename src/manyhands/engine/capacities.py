@@ -208,7 +208,7 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
     Of many tokens a small tile has rows for a team of four, since larger ones would be half empty, and beside large ones as few
     as there are. Padding costs a pass microseconds per layer, for programs that find nothing to do.
     """
-    has_large = kind in (Wide.LARGE, Wide.AMPLE)
+    has_large = kind in (Wide.LARGE, Wide.AMPLE) and not tiling.latent_rows
     is_narrow = tokens <= ALL_SMALL or kind is Wide.ENDED
     rows, of_four = _rows_of_one(tokens, tiling), _rows_of_four(tiling)
     many = min(tokens, 64)
@@ -300,7 +300,7 @@ def _of_ended_steps(wide: Capacity, items: int, tiling: Tiling) -> Capacity:
     recording.
     """
     rows = 2 * wide.tokens // 3
-    if (rows + 1) * tiling.group <= tiling.most_small_rows:
+    if (rows + 1) * tiling.group <= tiling.most_small_rows or tiling.latent_rows:
         return replace(wide, rows=rows, small=max(LEAST.small, items))
     large_rows = power_of_two(max(tiling.large_rows, tiling.group))
     return replace(wide, rows=rows, small=0, large=items, large_rows=large_rows)

@@ -29,18 +29,18 @@ def merge_kernel(
     HAS_SINKS: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
-    VALUE: tl.constexpr,
+    VALUE: tl.constexpr,  # dims of one program
     AT_ONCE: tl.constexpr,  # partials looked at together
     HEADS: tl.constexpr,  # of one program
     OVERLAP: tl.constexpr,
 ):
-    """Program (token, HEADS heads)."""
+    """Program (token, HEADS heads, VALUE dims)."""
     FACTORS: tl.constexpr = partials.dtype.element_ty == tl.float16
     token = tl.program_id(0)
     start, end = tl.load(partial_indptr + token), tl.load(partial_indptr + token + 1)
     p = tl.arange(0, AT_ONCE)
     h = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    d = tl.arange(0, VALUE)
+    d = tl.program_id(2) * VALUE + tl.arange(0, VALUE)
     is_head = h < NUM_HEADS
     is_value = is_head[:, None] & (d < VALUE_DIM)[None, :]
     take_over(OVERLAP)

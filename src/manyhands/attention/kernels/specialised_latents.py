@@ -10,7 +10,8 @@ bring as in `specialised.py`:
 
 A tile lies in shared memory once, [64, 64] rotated keys k_pe and [64, 512] latents c. Both are the right operand of the scores, c
 is that of the sums, too. Weights go through shared memory, since each four warps need those of the others: where the tile's k_pe lay,
-which nobody reads any more. While eight warps work at one tile, the next one is brought.
+which nobody reads any more. The scores of the next tile are asked for behind the sums of this one, so the matrix units do not
+wait for what is said in between; the tile behind it is brought as soon as these sums are made.
 
 Items are those of `attend.py`, with parts of the query heads in the place of key/value heads, and so is what they leave.
 Items with fewer rows have padding: reading the tile takes longer than the products of 64 rows.
@@ -36,6 +37,7 @@ from manyhands.attention.kernels.overlap import take_over
 from manyhands.attention.kernels.specialised import (
     _BOX,
     _COUNT,
+    _EDGES,
     _FACTS,
     _FEW_REGISTERS,
     _FIRST_ENTRY,
@@ -169,10 +171,11 @@ def _leave(
     slot, largest, total, summed, partials, lses, facts, of_rows, GROUP: gl.constexpr,
     NUM_PARTS: gl.constexpr, DIRECT: gl.constexpr,
 ):  # fmt: skip
-    """Store the results of an item's rows: their partials, or outputs."""
+    """Store the results of an item's rows: their partials (see merge.py), or outputs."""
     LATENT: gl.constexpr = summed.shape[1]
     SUMS: gl.constexpr = summed.type.layout
     OF_SUMS: gl.constexpr = gl.SliceLayout(1, SUMS)
+    FACTORS: gl.constexpr = not DIRECT and partials.dtype.element_ty == gl.float16
     largest = gl.convert_layout(largest, OF_SUMS)
     total = gl.convert_layout(gl.sum(total, 1), OF_SUMS)
     seen_any = total > 0
@@ -182,12 +185,73 @@ def _leave(
     head = _fact(facts, slot, _KV_HEAD) * GROUP + m % GROUP
     place = _of_rows(of_rows, slot, _PLACE).load(OF_SUMS).to(gl.int64)
     place = place * (NUM_PARTS * GROUP) + head
+    size = total
+    if FACTORS:
+        size = gl.sum(gl.abs(summed), 1)
+        size = gl.where(size > 0, size, 1.0)
     if not DIRECT:
         lse = gl.where(seen_any, largest + gl.log2(total), -1e30)
-        gl.store(lses + place, lse, mask=is_row)
+        if FACTORS:
+            gl.store(lses + 2 * place, lse, mask=is_row)
+            gl.store(lses + 2 * place + 1, size / total, mask=is_row)
+        else:
+            gl.store(lses + place, lse, mask=is_row)
     d = gl.arange(0, LATENT, gl.SliceLayout(0, SUMS))
-    out = (summed * (1.0 / total)[:, None]).to(partials.dtype.element_ty)
+    out = (summed * (1.0 / size)[:, None]).to(partials.dtype.element_ty)
     gl.store(partials + (place * LATENT)[:, None] + d[None, :], out, mask=is_row[:, None])
+
+
+@gluon.jit
+def _ask(at, q_pe, q_c, pe_room, c_room, here):
+    """The scores of a tile, on their way as soon as it is there."""
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, _KEYS // 2, 16])
+    nothing = gl.zeros([_ROWS, _KEYS], gl.float32, SCORES)
+    stage = at % _STAGES
+    mbarrier.wait(here.index(stage), (at // _STAGES) & 1)
+    turned, latents = pe_room.index(stage).permute((1, 0)), c_room.index(stage).permute((1, 0))
+    asked = warpgroup_mma(q_pe.index(0), turned, nothing, use_acc=False, is_async=True)
+    return warpgroup_mma(q_c.index(0), latents, asked, is_async=True)
+
+
+@gluon.jit
+def _seen(scores, slot, tile, at, c_room, facts, of_rows):
+    """Scores of an edge: keys that a row does not see have none. Facts are looked up here: registers are full."""
+    SCORES: gl.constexpr = scores.type.layout
+    OF_SCORES: gl.constexpr = gl.SliceLayout(1, SCORES)
+    num_edges, num_before, start, all_start, all_end, end, written = _keys_of(slot, facts)
+    low = _of_rows(of_rows, slot, _LOW).load(OF_SCORES)
+    last = _of_rows(of_rows, slot, _LAST).load(OF_SCORES)
+    key = _key_of(tile, start, num_before, all_start, all_end, num_edges, _KEYS)
+    bound = gl.where(tile < num_before, gl.minimum(all_start, end), end)
+    index = key + gl.arange(0, _KEYS, gl.SliceLayout(0, SCORES))[None, :]
+    seen = (index >= low[:, None]) & (index < gl.minimum(last, bound)[:, None])
+    if key + _KEYS > written:
+        _clean(c_room, at % _STAGES, key, written)
+    return gl.where(seen, scores, -float("inf"))
+
+
+@gluon.jit
+def _weigh(slot, tile, at, edges, asked, largest, total, pe_room, c_room, facts, of_rows):
+    """The running softmax with one more tile: its weights to shared memory; largest score, sums of weights, and what is kept of sums."""
+    scores = warpgroup_mma_wait(0, deps=[asked])
+    _meet()  # both halves of the warps have done with k_pe, whose place the weights take, and with what is not written
+    if tile < edges:
+        scores = _seen(scores, slot, tile, at, c_room, facts, of_rows)
+    new = gl.maximum(largest, gl.max(scores, 1))
+    kept = gl.exp2(largest - new)
+    weights = gl.exp2(scores - new[:, None])
+    pe_room.index(at % _STAGES).store(weights.to(pe_room.dtype))
+    fence_async_shared()
+    _meet()
+    return new, total * kept[:, None] + weights, kept
+
+
+@gluon.jit
+def _add(at, kept, summed, pe_room, c_room):
+    """The sums with one more tile, on their way."""
+    stage = at % _STAGES
+    summed = summed * gl.convert_layout(kept, gl.SliceLayout(1, summed.type.layout))[:, None]
+    return warpgroup_mma(pe_room.index(stage), c_room.index(stage), summed, is_async=True)
 
 
 @gluon.jit
@@ -198,54 +262,36 @@ def _item(
 ):  # fmt: skip
     """The rows of one item, through all its tiles."""
     LATENT: gl.constexpr = c_room.shape[2]
-    DTYPE: gl.constexpr = c_room.dtype
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, _KEYS // 2, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, LATENT // 2, 16])
     OF_SCORES: gl.constexpr = gl.SliceLayout(1, SCORES)
-    OF_SUMS: gl.constexpr = gl.SliceLayout(1, SUMS)
-    num_edges, num_before, start, all_start, all_end, end, written = _keys_of(slot, facts)
     _bring_queries(
         slot, q, cos, sin, q_token, q_head, scaling, q_pe, q_c, facts, of_rows, GROUP, INTERLEAVED
     )
-    low = _of_rows(of_rows, slot, _LOW).load(OF_SCORES)
-    last = _of_rows(of_rows, slot, _LAST).load(OF_SCORES)
+    edges = gl.maximum(_fact(facts, slot, _EDGES), 1)  # the first tile may be taken for one
     largest = gl.full([_ROWS], -1e30, gl.float32, OF_SCORES)
     total = gl.zeros([_ROWS, _KEYS], gl.float32, SCORES)
     summed = gl.zeros([_ROWS, LATENT], gl.float32, SUMS)
-    nothing = gl.zeros([_ROWS, _KEYS], gl.float32, SCORES)
-    edges = gl.maximum(num_edges, 1)  # the first tile may be taken for one
-    for tile in range(num_tiles):
+    asked = _ask(taken, q_pe, q_c, pe_room, c_room, here)
+    for tile in range(num_tiles - 1):
         at = taken + tile
-        stage = at % _STAGES
-        mbarrier.wait(here.index(stage), (at // _STAGES) & 1)
-        turned, latents = pe_room.index(stage), c_room.index(stage)
-        asked = warpgroup_mma(
-            q_pe.index(0), turned.permute((1, 0)), nothing, use_acc=False, is_async=True
+        largest, total, kept = _weigh(
+            slot, tile, at, edges, asked, largest, total, pe_room, c_room, facts, of_rows
         )
-        asked = warpgroup_mma(q_c.index(0), latents.permute((1, 0)), asked, is_async=True)
-        scores = warpgroup_mma_wait(0, deps=[asked])
-        _meet()  # both halves of the warps have done with k_pe, whose place the weights take, and with what is not written
-        if tile < edges:
-            key = _key_of(tile, start, num_before, all_start, all_end, num_edges, _KEYS)
-            bound = gl.where(tile < num_before, gl.minimum(all_start, end), end)
-            index = key + gl.arange(0, _KEYS, gl.SliceLayout(0, SCORES))[None, :]
-            seen = (index >= low[:, None]) & (index < gl.minimum(last, bound)[:, None])
-            scores = gl.where(seen, scores, -float("inf"))
-            if key + _KEYS > written:
-                _clean(c_room, stage, key, written)
-        new = gl.maximum(largest, gl.max(scores, 1))
-        kept = gl.exp2(largest - new)
-        weights = gl.exp2(scores - new[:, None])
-        total = total * kept[:, None] + weights
-        largest = new
-        turned.store(weights.to(DTYPE))
-        fence_async_shared()
-        _meet()
-        summed = summed * gl.convert_layout(kept, OF_SUMS)[:, None]
-        adding = warpgroup_mma(turned, latents, summed, is_async=True)
-        summed = warpgroup_mma_wait(0, deps=[adding])
+        adding = _add(at, kept, summed, pe_room, c_room)
+        asked = _ask(at + 1, q_pe, q_c, pe_room, c_room, here)
+        summed = warpgroup_mma_wait(1, deps=[adding])
         _meet()  # one thread says it for all eight warps
-        mbarrier.arrive(free.index(stage), count=1)
+        mbarrier.arrive(free.index(at % _STAGES), count=1)
+    tile = num_tiles - 1
+    at = taken + tile
+    largest, total, kept = _weigh(
+        slot, tile, at, edges, asked, largest, total, pe_room, c_room, facts, of_rows
+    )
+    adding = _add(at, kept, summed, pe_room, c_room)
+    summed = warpgroup_mma_wait(0, deps=[adding])
+    _meet()
+    mbarrier.arrive(free.index(at % _STAGES), count=1)
     _leave(slot, largest, total, summed, partials, lses, facts, of_rows, GROUP, NUM_PARTS, DIRECT)
 
 
@@ -288,8 +334,8 @@ def specialised_latents_kernel(
     entry_partial,
     items,  # [I, 6], see work.py
     pages,
-    partials,  # [P, H, C] float32; or the output [T, H, C] itself, if every token has one partial
-    lses,  # [P, H] float32, in units of log 2
+    partials,  # [P, H, C], see merge.py; or the output [T, H, C] itself, if every token has one partial
+    lses,  # [P, H] float32, or [P, H, 2], see merge.py
     q_token,
     q_head,
     scaling,
