@@ -1,20 +1,20 @@
-"""Attention over latents by specialised warps: eight share the products of 64 rows, two others plan and load (Hopper).
+"""Attention over latents by specialised warps: four weigh, eight sum, two others plan and load (Hopper).
 
 A latent (`attention/latents.py`) is key and value at once, and wide: the sums of 64 rows are 64 x 512 numbers, half of all
-registers of a processor, and a tile of 64 latents takes 72 KiB of shared memory. In the kernel of `attend.py` every warp loads,
-through registers, and multiplies in turns, with 64 rows at most in the older way. Here, beside the warps that plan and
-bring as in `specialised.py`:
+registers of a processor, and a tile of 64 latents takes 72 KiB of shared memory, a third of it. In the kernel of `attend.py` every
+warp loads, through registers, and multiplies, one after the other. Here, beside the warps that plan and bring as in
+`specialised.py`:
 
-    eight warps   multiply for the same 64 rows (`_multiply`): of the scores each four make those of half of the keys, and of
-                  the sums those of half of the dims
+    four warps    make the scores of 64 rows, and their weights (`_weigh`)
+    eight warps   sum up latents by these weights, each four for half of the dims (`_sum_up`)
 
-A tile lies in shared memory once, [64, 64] rotated keys k_pe and [64, 512] latents c. Both are the right operand of the scores, c
-is that of the sums, too. Weights go through shared memory, since each four warps need those of the others: where the tile's k_pe lay,
-which nobody reads any more. The scores of the next tile are asked for behind the sums of this one, so the matrix units do not
-wait for what is said in between; the tile behind it is brought as soon as these sums are made.
+A tile lies in shared memory once, [64, 64] rotated keys k_pe and [64, 512] latents c: both are the right operand of the scores,
+c is that of the sums, too. Weights come to the eight warps through shared memory, where the tile's k_pe lay, which nothing reads any
+more; what is kept of older sums stands beside them. While one tile is summed, the next one is weighed: the matrix units have
+something to do while exponentials are taken. When an item's sums are stored, the scores of the next item are on their way.
 
 Items are those of `attend.py`, with parts of the query heads in the place of key/value heads, and so is what they leave.
-Items with fewer rows have padding: reading the tile takes longer than the products of 64 rows.
+Items with fewer rows have padding: reading a tile takes longer than the products of 64 rows.
 
     R, C  dims of k_pe and of c: 64, and 512 or 256
 """
@@ -60,11 +60,19 @@ from manyhands.attention.kernels.specialised import (
     _keys_of,
     _meet,
     _plan,
+    _weights,
 )
 from manyhands.attention.launches import LATENT_ROWS
 
 _KEYS = gl.constexpr(64)  # of a tile: one box
 _ROWS = gl.constexpr(LATENT_ROWS)  # of an item
+_DIMS = gl.constexpr(128)  # of one product of the sums: twice as many are more registers than the assembler allows 512 threads
+_REGISTERS = gl.constexpr(136)  # of a thread that weighs
+# What the sums are told of each row, with the weights of a tile.
+_KEPT = gl.constexpr(0)  # of older sums
+_LARGEST = gl.constexpr(1)  # score
+_TOTAL = gl.constexpr(2)  # of weights
+_TOLD = gl.constexpr(3)
 
 
 @gluon.jit
@@ -117,9 +125,9 @@ def _bring_queries(
     DTYPE: gl.constexpr = q_c.dtype
     LATENT: gl.constexpr = q_c.shape[2]
     HALF: gl.constexpr = _WIDTH // 2
-    PAIRS: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [8, 1], [1, 0])
+    PAIRS: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
     OF_PAIRS: gl.constexpr = gl.SliceLayout(1, PAIRS)
-    WHOLE: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0])
+    WHOLE: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
     OF_WHOLE: gl.constexpr = gl.SliceLayout(1, WHOLE)
     first_entry, count = _fact(facts, slot, _FIRST_ENTRY), _fact(facts, slot, _COUNT)
     part = _fact(facts, slot, _KV_HEAD)
@@ -146,7 +154,7 @@ def _bring_queries(
     at = token * q_token + (part * GROUP + m % GROUP) * q_head + _WIDTH
     d = gl.arange(0, LATENT, gl.SliceLayout(0, WHOLE))[None, :]
     rest = (gl.load(q + at[:, None] + d).to(gl.float32) * scaling).to(DTYPE)
-    # All warps have done with the queries of the item before: they met behind its last tile.
+    # All four warps have done with the queries of the item before: they met behind its last tile.
     q_pe.index(0).store(turned)
     q_c.index(0).store(rest)
     fence_async_shared()
@@ -157,7 +165,7 @@ def _bring_queries(
 def _clean(c_room, stage, key, written):
     """Latents that were never written are perhaps not even numbers, and 0 times them is not 0: now it is."""
     WIDE: gl.constexpr = c_room.shape[2] // _WIDTH
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0])
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     boxes = _boxes_of(c_room, _STAGES * WIDE, _BOX)
     is_written = (key + gl.arange(0, _BOX, gl.SliceLayout(1, LAYOUT)) < written)[:, None]
     for wide in range(WIDE):
@@ -176,8 +184,6 @@ def _leave(
     SUMS: gl.constexpr = summed.type.layout
     OF_SUMS: gl.constexpr = gl.SliceLayout(1, SUMS)
     FACTORS: gl.constexpr = not DIRECT and partials.dtype.element_ty == gl.float16
-    largest = gl.convert_layout(largest, OF_SUMS)
-    total = gl.convert_layout(gl.sum(total, 1), OF_SUMS)
     seen_any = total > 0
     total = gl.where(seen_any, total, 1.0)
     m = gl.arange(0, _ROWS, OF_SUMS)
@@ -202,106 +208,65 @@ def _leave(
 
 
 @gluon.jit
-def _ask(at, q_pe, q_c, pe_room, c_room, here):
-    """The scores of a tile, on their way as soon as it is there."""
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, _KEYS // 2, 16])
-    nothing = gl.zeros([_ROWS, _KEYS], gl.float32, SCORES)
-    stage = at % _STAGES
-    mbarrier.wait(here.index(stage), (at // _STAGES) & 1)
-    turned, latents = pe_room.index(stage).permute((1, 0)), c_room.index(stage).permute((1, 0))
-    asked = warpgroup_mma(q_pe.index(0), turned, nothing, use_acc=False, is_async=True)
-    return warpgroup_mma(q_c.index(0), latents, asked, is_async=True)
-
-
-@gluon.jit
-def _seen(scores, slot, tile, at, c_room, facts, of_rows):
-    """Scores of an edge: keys that a row does not see have none. Facts are looked up here: registers are full."""
+def _seen(scores, slot, tile, stage, low, last, c_room, facts):
+    """Scores of an edge: those of keys that a row does not see are no scores, and what is not written is cleaned."""
     SCORES: gl.constexpr = scores.type.layout
-    OF_SCORES: gl.constexpr = gl.SliceLayout(1, SCORES)
     num_edges, num_before, start, all_start, all_end, end, written = _keys_of(slot, facts)
-    low = _of_rows(of_rows, slot, _LOW).load(OF_SCORES)
-    last = _of_rows(of_rows, slot, _LAST).load(OF_SCORES)
     key = _key_of(tile, start, num_before, all_start, all_end, num_edges, _KEYS)
     bound = gl.where(tile < num_before, gl.minimum(all_start, end), end)
     index = key + gl.arange(0, _KEYS, gl.SliceLayout(0, SCORES))[None, :]
     seen = (index >= low[:, None]) & (index < gl.minimum(last, bound)[:, None])
     if key + _KEYS > written:
-        _clean(c_room, at % _STAGES, key, written)
+        _clean(c_room, stage, key, written)
     return gl.where(seen, scores, -float("inf"))
 
 
 @gluon.jit
-def _weigh(slot, tile, at, edges, asked, largest, total, pe_room, c_room, facts, of_rows):
-    """The running softmax with one more tile: its weights to shared memory; largest score, sums of weights, and what is kept of sums."""
-    scores = warpgroup_mma_wait(0, deps=[asked])
-    _meet()  # both halves of the warps have done with k_pe, whose place the weights take, and with what is not written
-    if tile < edges:
-        scores = _seen(scores, slot, tile, at, c_room, facts, of_rows)
-    new = gl.maximum(largest, gl.max(scores, 1))
-    kept = gl.exp2(largest - new)
-    weights = gl.exp2(scores - new[:, None])
-    pe_room.index(at % _STAGES).store(weights.to(pe_room.dtype))
-    fence_async_shared()
-    _meet()
-    return new, total * kept[:, None] + weights, kept
-
-
-@gluon.jit
-def _add(at, kept, summed, pe_room, c_room):
-    """The sums with one more tile, on their way."""
-    stage = at % _STAGES
-    summed = summed * gl.convert_layout(kept, gl.SliceLayout(1, summed.type.layout))[:, None]
-    return warpgroup_mma(pe_room.index(stage), c_room.index(stage), summed, is_async=True)
-
-
-@gluon.jit
-def _item(
-    slot, taken, num_tiles, q, cos, sin, partials, lses, q_token, q_head, scaling, q_pe, q_c, pe_room,
-    c_room, here, free, facts, of_rows, GROUP: gl.constexpr, NUM_PARTS: gl.constexpr,
-    INTERLEAVED: gl.constexpr, DIRECT: gl.constexpr,
+def _weigh_item(
+    slot, taken, num_tiles, q, cos, sin, q_token, q_head, scaling, q_pe, q_c, pe_room, c_room, told,
+    here, weighed, facts, of_rows, GROUP: gl.constexpr, INTERLEAVED: gl.constexpr,
 ):  # fmt: skip
-    """The rows of one item, through all its tiles."""
-    LATENT: gl.constexpr = c_room.shape[2]
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, _KEYS // 2, 16])
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, LATENT // 2, 16])
+    """The weights of one item's rows, tile by tile."""
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _KEYS, 16])
     OF_SCORES: gl.constexpr = gl.SliceLayout(1, SCORES)
     _bring_queries(
         slot, q, cos, sin, q_token, q_head, scaling, q_pe, q_c, facts, of_rows, GROUP, INTERLEAVED
     )
     edges = gl.maximum(_fact(facts, slot, _EDGES), 1)  # the first tile may be taken for one
+    low = _of_rows(of_rows, slot, _LOW).load(OF_SCORES)
+    last = _of_rows(of_rows, slot, _LAST).load(OF_SCORES)
     largest = gl.full([_ROWS], -1e30, gl.float32, OF_SCORES)
-    total = gl.zeros([_ROWS, _KEYS], gl.float32, SCORES)
-    summed = gl.zeros([_ROWS, LATENT], gl.float32, SUMS)
-    asked = _ask(taken, q_pe, q_c, pe_room, c_room, here)
-    for tile in range(num_tiles - 1):
+    total = gl.full([_ROWS], 0.0, gl.float32, OF_SCORES)
+    nothing = gl.zeros([_ROWS, _KEYS], gl.float32, SCORES)
+    for tile in range(num_tiles):
         at = taken + tile
-        largest, total, kept = _weigh(
-            slot, tile, at, edges, asked, largest, total, pe_room, c_room, facts, of_rows
+        stage = at % _STAGES
+        mbarrier.wait(here.index(stage), (at // _STAGES) & 1)
+        turned, latents = pe_room.index(stage), c_room.index(stage)
+        asked = warpgroup_mma(
+            q_pe.index(0), turned.permute((1, 0)), nothing, use_acc=False, is_async=True
         )
-        adding = _add(at, kept, summed, pe_room, c_room)
-        asked = _ask(at + 1, q_pe, q_c, pe_room, c_room, here)
-        summed = warpgroup_mma_wait(1, deps=[adding])
-        _meet()  # one thread says it for all eight warps
-        mbarrier.arrive(free.index(at % _STAGES), count=1)
-    tile = num_tiles - 1
-    at = taken + tile
-    largest, total, kept = _weigh(
-        slot, tile, at, edges, asked, largest, total, pe_room, c_room, facts, of_rows
-    )
-    adding = _add(at, kept, summed, pe_room, c_room)
-    summed = warpgroup_mma_wait(0, deps=[adding])
-    _meet()
-    mbarrier.arrive(free.index(at % _STAGES), count=1)
-    _leave(slot, largest, total, summed, partials, lses, facts, of_rows, GROUP, NUM_PARTS, DIRECT)
+        asked = warpgroup_mma(q_c.index(0), latents.permute((1, 0)), asked, is_async=True)
+        scores = warpgroup_mma_wait(0, deps=[asked])
+        _meet()  # all four warps have done with k_pe, whose place the weights take, and with what is not written
+        if tile < edges:
+            scores = _seen(scores, slot, tile, stage, low, last, c_room, facts)
+        weights, largest, total, kept = _weights(scores, largest, total)
+        turned.store(weights.to(turned.dtype))
+        told.index(stage * _TOLD + _KEPT).store(kept)
+        told.index(stage * _TOLD + _LARGEST).store(largest)
+        told.index(stage * _TOLD + _TOTAL).store(total)
+        fence_async_shared()
+        _meet()  # one thread says it for all four warps
+        mbarrier.arrive(weighed.index(stage), count=1)
 
 
 @gluon.jit
-def _multiply(
-    q, cos, sin, partials, lses, q_token, q_head, scaling, q_pe, q_c, pe_room, c_room, here, free,
-    facts, of_rows, planned, read, GROUP: gl.constexpr, NUM_PARTS: gl.constexpr,
-    INTERLEAVED: gl.constexpr, DIRECT: gl.constexpr, OVERLAP: gl.constexpr,
+def _weigh(
+    q, cos, sin, q_token, q_head, scaling, q_pe, q_c, pe_room, c_room, told, here, weighed, facts,
+    of_rows, planned, read, GROUP: gl.constexpr, INTERLEAVED: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
-    """Eight warps: the rows of every item."""
+    """Four warps: the weights of all items."""
     take_over(OVERLAP)
     number = 0
     taken = 0  # tiles
@@ -309,11 +274,61 @@ def _multiply(
     num_tiles = _fact(facts, 0, _TILES)
     while num_tiles > 0:
         slot = number % _KNOWN
-        _item(
-            slot, taken, num_tiles, q, cos, sin, partials, lses, q_token, q_head, scaling, q_pe,
-            q_c, pe_room, c_room, here, free, facts, of_rows, GROUP, NUM_PARTS, INTERLEAVED, DIRECT,
+        _weigh_item(
+            slot, taken, num_tiles, q, cos, sin, q_token, q_head, scaling, q_pe, q_c, pe_room,
+            c_room, told, here, weighed, facts, of_rows, GROUP, INTERLEAVED,
         )  # fmt: skip
+        mbarrier.arrive(read.index(slot), count=1)
+        taken += num_tiles
+        number += 1
+        mbarrier.wait(planned.index(number % _KNOWN), (number // _KNOWN) & 1)
+        num_tiles = _fact(facts, number % _KNOWN, _TILES)
+
+
+@gluon.jit
+def _sum_item(
+    slot, taken, num_tiles, partials, lses, pe_room, c_room, told, weighed, free, facts, of_rows,
+    GROUP: gl.constexpr, NUM_PARTS: gl.constexpr, DIRECT: gl.constexpr,
+):  # fmt: skip
+    """The sums of one item's rows, through all its tiles."""
+    LATENT: gl.constexpr = c_room.shape[2]
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, _DIMS, 16])
+    OF_SUMS: gl.constexpr = gl.SliceLayout(1, SUMS)
+    summed = gl.zeros([_ROWS, LATENT], gl.float32, SUMS)
+    largest = gl.full([_ROWS], 0.0, gl.float32, OF_SUMS)
+    total = gl.full([_ROWS], 0.0, gl.float32, OF_SUMS)
+    for tile in range(num_tiles):
+        at = taken + tile
+        stage = at % _STAGES
+        mbarrier.wait(weighed.index(stage), (at // _STAGES) & 1)
+        summed = summed * told.index(stage * _TOLD + _KEPT).load(OF_SUMS)[:, None]
+        adding = warpgroup_mma(pe_room.index(stage), c_room.index(stage), summed, is_async=True)
+        largest = told.index(stage * _TOLD + _LARGEST).load(OF_SUMS)
+        total = told.index(stage * _TOLD + _TOTAL).load(OF_SUMS)
+        summed = warpgroup_mma_wait(0, deps=[adding])
         _meet()  # one thread says it for all eight warps
+        mbarrier.arrive(free.index(stage), count=1)
+    _leave(slot, largest, total, summed, partials, lses, facts, of_rows, GROUP, NUM_PARTS, DIRECT)
+
+
+@gluon.jit
+def _sum_up(
+    partials, lses, pe_room, c_room, told, weighed, free, facts, of_rows, planned, read,
+    GROUP: gl.constexpr, NUM_PARTS: gl.constexpr, DIRECT: gl.constexpr, OVERLAP: gl.constexpr,
+):  # fmt: skip
+    """Eight warps: the sums of all items."""
+    take_over(OVERLAP)
+    number = 0
+    taken = 0  # tiles
+    mbarrier.wait(planned.index(0), 0)
+    num_tiles = _fact(facts, 0, _TILES)
+    while num_tiles > 0:
+        slot = number % _KNOWN
+        _sum_item(
+            slot, taken, num_tiles, partials, lses, pe_room, c_room, told, weighed, free, facts,
+            of_rows, GROUP, NUM_PARTS, DIRECT,
+        )  # fmt: skip
+        _meet()
         mbarrier.arrive(read.index(slot), count=1)
         taken += num_tiles
         number += 1
@@ -361,26 +376,32 @@ def specialised_latents_kernel(
     c_room = gl.allocate_shared_memory(DTYPE, [_STAGES, _KEYS, LATENT], LAYOUT)
     BARRIERS: gl.constexpr = mbarrier.MBarrierLayout()
     here = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], BARRIERS)
+    weighed = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], BARRIERS)
     free = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], BARRIERS)
     planned = gl.allocate_shared_memory(gl.int64, [_KNOWN, 1], BARRIERS)
     read = gl.allocate_shared_memory(gl.int64, [_KNOWN, 1], BARRIERS)
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     facts = gl.allocate_shared_memory(gl.int32, [_KNOWN * _FACTS, 1], PLAIN)
     of_rows = gl.allocate_shared_memory(gl.int32, [_KNOWN * _OF_ROWS, 2 * _HALF_ROWS], PLAIN)
+    told = gl.allocate_shared_memory(gl.float32, [_STAGES * _TOLD, _ROWS], PLAIN)
     for stage in gl.static_range(_STAGES):
         mbarrier.init(here.index(stage), count=1)
+        mbarrier.init(weighed.index(stage), count=1)
         mbarrier.init(free.index(stage), count=1)
     for i in gl.static_range(_KNOWN):
         mbarrier.init(planned.index(i), count=1)
-        mbarrier.init(read.index(i), count=2)
+        mbarrier.init(read.index(i), count=3)
     fence_async_shared()
 
     gl.warp_specialize(
         [
-            (_multiply, (
-                q, cos, sin, partials, lses, q_token, q_head, scaling, q_pe, q_c, pe_room, c_room,
-                here, free, facts, of_rows, planned, read, GROUP, NUM_PARTS, INTERLEAVED, DIRECT,
-                OVERLAP,
+            (_sum_up, (
+                partials, lses, pe_room, c_room, told, weighed, free, facts, of_rows, planned, read,
+                GROUP, NUM_PARTS, DIRECT, OVERLAP,
+            )),
+            (_weigh, (
+                q, cos, sin, q_token, q_head, scaling, q_pe, q_c, pe_room, c_room, told, here,
+                weighed, facts, of_rows, planned, read, GROUP, INTERLEAVED, OVERLAP,
             )),
             (_bring, (
                 latent_map, pages, pe_room, c_room, here, free, facts, planned, read, PAGE, OVERLAP,
@@ -390,6 +411,6 @@ def specialised_latents_kernel(
                 window, facts, of_rows, planned, read, GROUP, NUM_PARTS, HAS_WINDOW, DIRECT, _KEYS,
             )),
         ],
-        [1, 1],
-        [_FEW_REGISTERS, _FEW_REGISTERS],
+        [4, 1, 1],
+        [_REGISTERS, _FEW_REGISTERS, _FEW_REGISTERS],
     )  # fmt: skip
