@@ -8,15 +8,21 @@ key a token for all heads; `expanded` reads what the layer would cache without t
 limit of either is the longer of two times, that of its bytes at the speed of a copy and that of its products at the
 speed of a large matrix product. What the absorbed form costs besides, two small products a token, is timed apart.
 `--tiles`: those that Hopper has for latents, and those that other GPUs have.
+`--passes`: passes of a whole network of DeepSeek-V2-Lite's shape with random weights, by both tiles, engine after engine.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import statistics
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -24,6 +30,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import op_peers, situations
+from benchmarks.decode import check_engine_op, free
 from benchmarks.gate import check_op
 from benchmarks.results import Clock, Results, parser
 from benchmarks.situations import Situation
@@ -34,8 +41,10 @@ from manyhands.attention.latents import LatentStore
 from manyhands.attention.rotary import Rope
 from manyhands.attention.store import LayerShape, LayerStore
 from manyhands.attention.torch_backend import TorchBackend
+from manyhands.cache.block import Block
 from manyhands.cache.view import View
-from manyhands.evaluation.bench import copy_bandwidth
+from manyhands.engine.engine import Engine
+from manyhands.evaluation.bench import copy_bandwidth, fill, seat, time_passes, views_of
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,39 @@ SHAPES = {
     "glm-4.7-flash": Heads(20, 512, 64, 192, 256),
     "kimi-k2": Heads(64, 512, 64, 128, 128),
     "deepseek-v3": Heads(128, 512, 64, 128, 128),
+}
+# As published; the context is shorter.
+_V2_LITE: dict[str, Any] = {
+    "model_type": "deepseek_v2",
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "dtype": "bfloat16",
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "num_hidden_layers": 27,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "norm_topk_prob": False,
+    "routed_scaling_factor": 1.0,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": 102400,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+}
+_V2_TINY = {
+    **{"hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16, "vocab_size": 64},
+    **{"num_hidden_layers": 2, "n_routed_experts": 4, "num_experts_per_tok": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 24},
+    **{"qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 12},
 }
 FORMS = ("latent", "expanded")
 SPECIALISED, ORDINARY = "specialised", "ordinary"  # tiles
@@ -220,6 +262,60 @@ class Latents:
         return asdict(verdict) if verdict.is_green else None
 
 
+class Passes:
+    """Milliseconds of a pass of DeepSeek-V2-Lite, by the tiles that its latents have."""
+
+    def __init__(self, arguments: argparse.Namespace, clock: Clock) -> None:
+        self.arguments, self.clock = arguments, clock
+        self.device = torch.device(arguments.device)
+        is_tiny = arguments.tiny
+        self.config = _V2_LITE | (_V2_TINY if is_tiny else {})
+        self.lengths = [40] if is_tiny else [1024, 16384]
+        self.workers = [1, 2] if is_tiny else [1, 4, 16]
+        self.num_passes, self.desk = (2, 6) if is_tiny else (32, 128)
+        self.file = Results("latents_passes", arguments, clock)
+
+    def run(self) -> None:
+        """All of them with one kind of tiles, then with the other."""
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(self.config), encoding="utf-8")
+            for tiles in self.arguments.tiles.split(","):
+                with _by(tiles, self.device.type == "cuda"), self.file.surviving(tiles):
+                    self._by_one(Path(folder), tiles)
+                free(self.device)
+
+    def _by_one(self, folder: Path, tiles: str) -> None:
+        engine = Engine.load(
+            folder,
+            device=self.arguments.device,
+            dtype="bfloat16" if self.device.type == "cuda" else "float32",
+            weights="dummy",
+            memory_tokens=max(self.lengths) + 2 * max(self.workers) * (self.desk + 256) + 1024,
+        )
+        engine.get_ready()
+        for length in self.lengths:
+            history = fill(engine, Block("history"), length, seed=0).freeze()
+            for count in self.workers:
+                if not self.clock.allows(3):
+                    self.file.leave_out(f"{tiles}, {length}, {count}", "the time was over")
+                    continue
+                views = views_of(seat(engine, history, count, self.desk))
+                verdict = check_engine_op(engine, views, sorted({0, count - 1}))
+                if not verdict.is_green:
+                    self.file.add("red", tiles=tiles, history=length, workers=count)
+                    continue
+                seconds = time_passes(engine, views, passes=self.num_passes)
+                self.file.add(
+                    "cells",
+                    tiles=tiles,
+                    history=length,
+                    workers=count,
+                    ms=round(1e3 * statistics.median(seconds), 4),
+                    ms_mean=round(1e3 * statistics.fmean(seconds), 4),
+                    gate=asdict(verdict),
+                )
+
+
 @contextmanager
 def _by(tiles: str, has_kernels: bool) -> Iterator[None]:
     """Backends that are made meanwhile have these tiles for latents, if they have kernels."""
@@ -237,8 +333,10 @@ def main(words: list[str] | None = None) -> None:
     options = parser(__doc__, minutes=4.0)
     options.add_argument("--shapes", default="deepseek-v2-lite", help=", ".join(SHAPES))
     options.add_argument("--tiles", default=SPECIALISED, help=f"{SPECIALISED}, {ORDINARY}")
+    options.add_argument("--passes", action="store_true", help="passes of a whole network instead")
     arguments = options.parse_args(words)
-    Latents(arguments, Clock(arguments.minutes)).run()
+    kind = Passes if arguments.passes else Latents
+    kind(arguments, Clock(arguments.minutes)).run()
 
 
 if __name__ == "__main__":

@@ -216,8 +216,13 @@ def _write(executor: Any, text: Any, rng: random.Random) -> None:
     vars(executing)["choose"] = drawn
 
 
-def unlaunched(vocab_size: int = 256, *, heads: tuple[int, int] = (32, 8)) -> Any:
-    """An engine with recordings that do nothing, whose work is cut as for so many heads of queries and of keys on an H200."""
+def unlaunched(
+    vocab_size: int = 256, *, heads: tuple[int, int] = (32, 8), latents: bool = False
+) -> Any:
+    """An engine with recordings that do nothing, whose work is cut as for so many heads of queries and of keys on an H200.
+
+    `latents`: as for latents, of which so many query heads read parts.
+    """
     import torch
     from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -246,6 +251,10 @@ def unlaunched(vocab_size: int = 256, *, heads: tuple[int, int] = (32, 8)) -> An
     settings = ModelSettings(backend="triton", memory_tokens=400_000)
     executor = LocalExecutor(adapter, settings)
     tiling = Tiling(group, num_kv_heads=heads[1], num_processors=132, large_rows=64)
+    if latents:
+        from manyhands.attention.triton_backend import of_latents
+
+        tiling = of_latents(tiling)
     executor.backend = TritonBackend(adapter.layers, torch.float32, adapter.device, tiling)
     executor.backend.move = lambda stack, moved: None  # type: ignore[method-assign]
     logits = torch.zeros(_MOST_HEADS, vocab_size)

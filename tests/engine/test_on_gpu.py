@@ -289,6 +289,69 @@ def test_recorded_passes_give_the_same_logits_step_by_step() -> None:
     assert passes.num_graphs > 1
 
 
+def latents(folder: Path, *, backend: str, graphs: bool = False) -> LocalExecutor:
+    """Two layers that attend as DeepSeek-V2-Lite's do, and dense networks behind them: no expert is chosen otherwise."""
+    config = {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "first_k_dense_replace": 2,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "kv_lora_rank": 512,
+        "q_lora_rank": None,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
+        "vocab_size": 1024,
+        "max_position_embeddings": 8192,
+        "dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    adapter, _ = load_adapter(folder, device="cuda", weights="dummy")
+    settings = ModelSettings(backend=backend, memory_tokens=32768)
+    return LocalExecutor(adapter, settings, graphs=graphs)
+
+
+def test_latents_by_specialised_tiles_launch_by_launch_and_recorded(tmp_path: Path) -> None:
+    """A prompt, sixteen workers, some of them, wider rows, over ends of pages, beside plain torch; recordings made ahead serve."""
+    executors = [
+        latents(tmp_path, backend="torch"),
+        latents(tmp_path, backend="triton"),
+        latents(tmp_path, backend="triton", graphs=True),
+    ]
+    engines = [Engine(each) for each in executors]
+    engines[2].get_ready()
+    assert getattr(executors[1].backend, "tiling").latent_rows == 64  # noqa: B009 - torch's has none
+    rng = random.Random(4)
+    teams = []
+    for _ in engines:
+        prompt, desks = Block("prompt"), [Block() for _ in range(16)]
+        views = [View([prompt, *(d for d in desks if d is not own), own]) for own in desks]
+        teams.append((prompt, views))
+    script: list[tuple[list[int], int]] = [([], 3000)]
+    for count in (16, 4, 1):
+        script += [(list(range(count)), 1)] * 40 + [(rng.sample(range(16), 5), 1)] * 3
+        script += [(list(range(count)), 3)]
+    for who, size in script:
+        feeds = [tuple(rng.choices(range(900), k=size)) for _ in who or [0]]
+        logits = []
+        for engine, (prompt, views) in zip(engines, teams, strict=True):
+            chosen = [views[i] for i in who] if who else [View([prompt])]
+            rows = [Row(view, feed) for view, feed in zip(chosen, feeds, strict=True)]
+            logits.append(engine.forward(Step(rows)).float())
+        right, plain, recorded = logits
+        assert (plain - right).norm() < 0.02 * right.norm()  # bfloat16, two layers
+        assert (recorded - right).norm() < 0.02 * right.norm()
+    passes = executors[2].passes
+    assert isinstance(passes, GraphedPasses)
+    assert passes.trouble is None
+    assert passes.counts.replayed + passes.counts.followed > 100
+    assert passes.counts.eager < 3  # the prompt
+
+
 def test_a_network_that_cannot_be_recorded_still_runs() -> None:
     engine = bundled(graphs=True)
     adapter: Any = executor_of(engine).adapter

@@ -12,6 +12,7 @@ pytest.importorskip("triton", reason="Triton comes for Linux only")
 from benchmarks import situations
 from benchmarks.step_end import unlaunched
 from manyhands.attention.prepared import tokens_of_ended
+from manyhands.attention.triton_backend import of_latents
 from manyhands.attention.work import Stretches, Tiling, cut, power_of_two
 from manyhands.cache.pages import PagePool
 from manyhands.cache.plan import Plan
@@ -95,6 +96,33 @@ def test_a_team_whose_steps_have_ended_fits(
     plan, _ = situations.live_team(workers, history, 150, prefixes=ended)
     assert plan.num_tokens > plan.num_rows
     assert fits_into(plan, tiling, tokens_of_ended(plan.num_tokens), Wide.ENDED)
+
+
+@pytest.mark.parametrize(("parts", "group"), [(1, 16), (1, 20), (1, 40), (2, 64)])
+@pytest.mark.parametrize("history", [64, 4096, 131072])
+def test_teams_and_completions_over_latents_fit(history: int, parts: int, group: int) -> None:
+    """All tiles are small ones of one size there; a team's may be a prompt's as well."""
+    tiling = of_latents(Tiling(group, parts, 132))
+    plans = [a_team(workers, history, 150) for workers in (1, 2, 4, 16)]
+    plans += [completions(rows, min(history, 4096)) for rows in (8, 64, 256)]
+    for plan in plans:
+        assert cut(plan, tiling).small_rows == 64
+        assert kind_ahead(plan, cut(plan, tiling), tiling) is Wide.SMALL
+        assert fits(plan, tiling)
+    prompt, _ = situations.planned([View([situations.block_of(300)])], 700)
+    assert kind_ahead(prompt, cut(prompt, tiling), tiling) is Wide.LARGE
+    assert fits(prompt, tiling)
+
+
+def test_no_recordings_for_latents_launch_large_tiles() -> None:
+    """Nor two kernels side by side; those that are compiled ahead leave outputs and partials."""
+    tiling = of_latents(Tiling(16, 1, 132))
+    kinds = kinds_ahead(AHEAD, tiling)
+    assert {kind for _, kind in kinds} == {Wide.SMALL, Wide.ENDED, Wide.LARGE, Wide.AMPLE}
+    assert not any(wide_capacity(tokens, tiling, kind).large for tokens, kind in kinds)
+    found = capacities.uncommon_capacities(tiling)
+    assert {each.most_partials for each in found} >= {1, 2, 64}
+    assert not any(each.large for each in found)
 
 
 @pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"group {tiling.group}")

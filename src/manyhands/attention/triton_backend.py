@@ -77,7 +77,7 @@ _LATENT_DIMS = (
     256,
     512,
 )  # of the latents that specialised tiles know, beside as many rotated ones as a box is wide
-_LATENT_SPLIT = 64  # keys of one, at least: an iteration of these tiles
+_LATENT_KEYS = 64  # of an iteration of these tiles
 _LEAST_DIMS = 16  # of a product; heads with fewer are padded
 _SPECIALISED_DIM = 128  # of heads
 _TO_STAND = 512  # programs that make queries stand, unless they would have too many entries each
@@ -844,8 +844,8 @@ def of_latents(tiling: Tiling) -> Tiling:
     """The same where all tiles are specialised ones of latents: of one size, and a program for each processor takes them in turns."""
     return replace(
         tiling,
-        key_tile=_LATENT_SPLIT,
-        least_split=_LATENT_SPLIT,
+        key_tile=_LATENT_KEYS,
+        least_split=2 * _LATENT_KEYS,
         latent_rows=LATENT_ROWS,
         large_rows=LATENT_ROWS,
         least_rows=LATENT_ROWS,

@@ -51,8 +51,10 @@ ALL_SMALL, MOST_ALONE = 32, 256
 # Small tiles of a recording up to the former, if processors hold no more at once: each beyond a plan's own is a program that
 # finds nothing to do, and takes its time.
 _MOST_ITEMS = 256
+_MOST_OF_LATENTS = 1024  # items of each of their recordings, at least
 # Up to so many query heads for a key head, and from so many of these on, few strips beside a prompt are large, and few are cut.
 _USUAL_GROUP, _USUAL_HEADS = 5, 8
+_SPLITS_OF_FEW = 2.0  # a processor, over all strips and heads
 _MUCH_MORE = 1.5  # times the keys that tiles for eight would load
 _AMPLE = (128, 160, 192, 256, 320, 384, 512, 640, AHEAD)  # tokens of recordings of `Wide.AMPLE`
 _MOST_ROWS = 256  # of the others: the head's product is of as many, padding too
@@ -89,13 +91,18 @@ def kinds_ahead(most: int, tiling: Tiling) -> list[tuple[int, Wide]]:
         *((tokens, Wide.SMALL) for tokens in usual if tokens <= MOST_ALONE),
         *((tokens, Wide.SEVERAL) for tokens in few if _are_apart(tokens, tiling)),
         *((tokens, Wide.ENDED) for tokens in sizes if tokens in ENDED),
-        *((tokens, Wide.LARGE) for tokens in usual if tokens > ALL_SMALL),
+        *((tokens, Wide.LARGE) for tokens in usual if tokens > _all_small(tiling)),
         # Last, for others serve these plans too: a device without memory for all of them lacks the ones that it can spare.
         *((tokens, kind) for kind in _teams(tiling) for tokens in many),
         *((tokens, Wide.LONE) for tokens in lone if _least_rows(tiling) < _rows_of_four(tiling)),
         # The largest first, for the others then find what they work with in the memory that it has left.
         *((tokens, Wide.AMPLE) for tokens in reversed(_AMPLE) if tokens <= most),
     ]
+
+
+def _all_small(tiling: Tiling) -> int:
+    """Tokens of a pass up to which there are no recordings for parts of prompts: where all tiles are alike, others serve these."""
+    return MOST_ALONE if tiling.latent_rows else ALL_SMALL
 
 
 def kind_ahead(plan: Plan, work: Work, tiling: Tiling) -> Wide:
@@ -185,6 +192,8 @@ def _least_rows(tiling: Tiling) -> int:
 
 def _rows_of_four(tiling: Tiling) -> int:
     """Rows of a small tile for a team of four."""
+    if tiling.latent_rows:
+        return tiling.latent_rows
     return power_of_two(max(tiling.least_rows, 4 * tiling.group))
 
 
@@ -212,12 +221,14 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
     is_narrow = tokens <= ALL_SMALL or kind is Wide.ENDED
     rows, of_four = _rows_of_one(tokens, tiling), _rows_of_four(tiling)
     many = min(tokens, 64)
-    splits = tiling.splits_per_processor if is_narrow else tiling.most_of_many
+    splits = _SPLITS_OF_FEW if is_narrow else tiling.most_of_many
     items = int(splits * tiling.num_processors / tiling.num_kv_heads) + 4 * many
     # Merging cannot begin before the last program has, so padding costs crowds microseconds too. A plan with more small tiles
     # than that goes by the recording with large ones.
     most = (16 if is_narrow or has_large else 10) * many
     most = min(most, _MOST_ITEMS) if is_narrow else most
+    if tiling.latent_rows:  # a program for each processor, however many items there may be
+        most = max(most, _MOST_OF_LATENTS)
     if has_large:  # the smallest, which begin beside large ones (`work.py::begin_beside`)
         small_rows = _least_rows(tiling)
     elif kind in (of_teams := _teams(tiling)):
@@ -266,7 +277,7 @@ def _of_lone_rows(wide: Capacity, tiling: Tiling) -> Capacity:
     tokens, small_rows = wide.tokens, _least_rows(tiling)
     occupancy = occupancy_of(_TILES_OF_A_ROW * tokens, tiling)
     are_many = occupancy is Occupancy.MANY
-    splits = tiling.most_of_many if are_many else tiling.splits_per_processor
+    splits = tiling.most_of_many if are_many else _SPLITS_OF_FEW
     items = _TILES_OF_A_ROW * tokens + int(splits * tiling.num_processors / tiling.num_kv_heads)
     items += 0 if are_many else tokens
     return replace(
@@ -281,6 +292,8 @@ def _of_lone_rows(wide: Capacity, tiling: Tiling) -> Capacity:
 
 def _with_ample_room(wide: Capacity, items: int, of_prompt: int, tiling: Tiling) -> Capacity:
     """The same for crowds that the others have no room for: more rows, more strips of each, more tiles."""
+    if tiling.latent_rows:
+        return replace(wide, rows=wide.tokens, entries=_MOST_READS, small=_MOST_READS)
     are_small = _SIXTEEN * tiling.group <= tiling.most_small_rows
     beside = _MOST_BESIDE if are_small else _MOST_OF_LARGE_TEAMS
     return replace(
@@ -312,6 +325,8 @@ def uncommon_capacities(tiling: Tiling) -> list[Capacity]:
     A kernel is another one if its tiles are alone, beside others in one stream or in two, or leave outputs at once.
     """
     both = wide_capacity(2 * ALL_SMALL, tiling, Wide.LARGE)
+    if tiling.latent_rows:  # one kernel, which leaves outputs or partials
+        return [replace(both, most_partials=most) for most in (1, *_MERGES)]
     both = replace(both, large=max(both.large, tiling.num_processors))
     least = power_of_two(max(tiling.least_rows, tiling.group))
     rows = tiling.small_sizes(least, tiling.most_small_rows, are_few=False)

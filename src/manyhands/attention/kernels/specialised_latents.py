@@ -66,7 +66,9 @@ from manyhands.attention.launches import LATENT_ROWS
 
 _KEYS = gl.constexpr(64)  # of a tile: one box
 _ROWS = gl.constexpr(LATENT_ROWS)  # of an item
-_DIMS = gl.constexpr(128)  # of one product of the sums: twice as many are more registers than the assembler allows 512 threads
+_DIMS = gl.constexpr(
+    128
+)  # of one product of the sums: twice as many are more registers than the assembler allows 512 threads
 _REGISTERS = gl.constexpr(136)  # of a thread that weighs
 # What the sums are told of each row, with the weights of a tile.
 _KEPT = gl.constexpr(0)  # of older sums
