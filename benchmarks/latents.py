@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import op_peers, situations
+from benchmarks.breakdown import breakdown
 from benchmarks.decode import check_engine_op, free
 from benchmarks.gate import check_op
 from benchmarks.results import Clock, Results, parser
@@ -305,14 +306,16 @@ class Passes:
                     self.file.add("red", tiles=tiles, history=length, workers=count)
                     continue
                 seconds = time_passes(engine, views, passes=self.num_passes)
+                ms = 1e3 * statistics.median(seconds)
                 self.file.add(
                     "cells",
                     tiles=tiles,
                     history=length,
                     workers=count,
-                    ms=round(1e3 * statistics.median(seconds), 4),
+                    ms=round(ms, 4),
                     ms_mean=round(1e3 * statistics.fmean(seconds), 4),
                     gate=asdict(verdict),
+                    parts=breakdown(engine, views, ms, passes=8),
                 )
 
 

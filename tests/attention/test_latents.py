@@ -281,6 +281,7 @@ def test_fewer_rows_where_shared_memory_is_short(monkeypatch: pytest.MonkeyPatch
     for size, rows, transposed in ((232448, 64, True), (101376, 32, False)):
         monkeypatch.setattr(launches, "shared_memory", lambda device, size=size: size)
         monkeypatch.setattr(triton_backend, "shared_memory", lambda device, size=size: size)
+        monkeypatch.setattr(triton_backend, "_can_specialise_latents", lambda *about: False)
         backend = TritonBackend([shape], torch.bfloat16, DEVICE)
         assert (backend.tiling.large_rows, backend.tiling.most_small_rows) == (rows, rows)
         assert backend.launches[0].large.transposed == transposed
