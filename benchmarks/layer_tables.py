@@ -406,26 +406,65 @@ def _accuracies(found: Result) -> Iterator[list[str]]:
         ]
 
 
+_LATENT_NETWORKS = {
+    "deepseek-v2-lite": "DeepSeek-V2-Lite, 16 heads",
+    "glm-4.7-flash": "GLM-4.7-Flash, 20",
+    "deepseek-v3": "DeepSeek-V3, 128",
+}
+
+
 def latents() -> str:
-    """Attention of one layer with latents, and with the keys and values that they stand for."""
+    """Attention of one layer with latents by both kinds of tiles, and with the keys and values that they stand for."""
     found = result("latents")
     if found is None:
         return NOTHING_YET
-    by_case: dict[str, dict[str, Result]] = {}
+    by_case: dict[tuple[str, str], dict[str, Result]] = {}
     for cell in found["cells"]:
-        by_case.setdefault(cell["case"], {})[cell["form"]] = cell
+        by_case.setdefault((cell["name"], cell["case"]), {})[cell["tiles"] or cell["form"]] = cell
     rows = []
-    for case, forms in by_case.items():
-        latent, expanded = forms["latent"], forms["expanded"]
+    last = ""
+    for (name, case), by in by_case.items():
+        ours, ordinary, expanded = by["specialised"], by.get("ordinary"), by["expanded"]
         kind, history, more = case.split()
         team = "1 worker" if more == "1" else f"{more} workers"
         told = team if kind == "team" else f"prompt of {more}"
-        of_limit = (f"{form['us'] / form['us_limit']:.1f}" for form in (latent, expanded))
-        times = (f"{latent['us']:.0f}", f"{expanded['us']:.0f}")
-        ratio = f"{latent['us'] / expanded['us']:.2f}"
-        rows.append([told, history, *times, ratio, *of_limit])
-    head = ["queries", "history", "latents, µs", "expanded, µs", "ratio", "latents / limit"]
-    return table([*head, "expanded / limit"], rows)
+        rows.append(
+            [
+                _LATENT_NETWORKS.get(name, name) if name != last else "",
+                told,
+                history,
+                f"{ours['us']:.0f}",
+                f"{ordinary['us']:.0f}" if ordinary else "",
+                f"{ours['us'] / ordinary['us']:.2f}" if ordinary else "",
+                f"{ours['us'] / ours['us_limit']:.1f}",
+                f"{expanded['us']:.0f}",
+            ]
+        )
+        last = name
+    head = ["network", "queries", "history", "specialised tiles, µs", "ordinary, µs", "ratio"]
+    return table([*head, "over the limit", "expanded, µs"], rows)
+
+
+def latents_passes() -> str:
+    """Passes of a whole network with latents, by both kinds of tiles."""
+    found = result("latents_passes")
+    if found is None:
+        return NOTHING_YET
+    by_cell: dict[tuple[int, int], dict[str, float]] = {}
+    for cell in found["cells"]:
+        by_cell.setdefault((cell["history"], cell["workers"]), {})[cell["tiles"]] = cell["ms"]
+    rows = [
+        [
+            str(history),
+            str(workers),
+            f"{by['specialised']:.2f}",
+            f"{by['ordinary']:.2f}" if "ordinary" in by else "",
+            f"{by['specialised'] / by['ordinary']:.2f}" if "ordinary" in by else "",
+        ]
+        for (history, workers), by in by_cell.items()
+    ]
+    head = ["history", "workers", "specialised tiles, ms", "ordinary, ms", "ratio"]
+    return table(head, rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -448,5 +487,6 @@ TABLES: dict[str, Callable[[], str]] = {
         four_bits_passes,
         quantised_accuracy,
         latents,
+        latents_passes,
     )
 }

@@ -57,6 +57,7 @@ KERNELS = {
     *("_search", "_settle", "tables_kernel"),
     *("append_kernel", "queries_kernel", "attend_kernel", "lone_kernel", "merge_kernel"),
     *("specialised_kernel", "specialised_eight_bits_kernel", "small_eight_bits_kernel"),
+    "specialised_latents_kernel",
 }
 # Kernels that attention launches, and those between attention and attention.
 PARTS = {
@@ -64,7 +65,7 @@ PARTS = {
         ATTENTION := {
             *("append_kernel", "queries_kernel", "attend_kernel", "lone_kernel", "merge_kernel"),
             *("specialised_kernel", "specialised_eight_bits_kernel", "small_eight_bits_kernel"),
-            *("tables_kernel", "move_kernel", *TRAINING),
+            *("specialised_latents_kernel", "tables_kernel", "move_kernel", *TRAINING),
         }
     ),
     "products": KERNELS - ATTENTION,
@@ -77,6 +78,7 @@ LEAST_ASKED = {
 # Bytes that a program may have.
 MOST_SHARED = {90: 232448, 86: 101376}
 SPECIALISED = {"specialised_kernel", "specialised_eight_bits_kernel"}
+LATENTS = {"specialised_latents_kernel"}
 INTEGERS = {"small_eight_bits_kernel"}
 PRODUCTS = {
     "_skinny",
@@ -90,9 +92,10 @@ PRODUCTS = {
     "attend_kernel",
     *TRAINING,
     *SPECIALISED,
+    *LATENTS,
     *INTEGERS,
 }
-MAPPED = {"_gate_up", "_ring", "attend_kernel", *SPECIALISED}
+MAPPED = {"_gate_up", "_ring", "attend_kernel", *SPECIALISED, *LATENTS}
 ROWS = ["[1, 4] [32, 1] 1"]  # numbers of a thread, threads of a warp; warps side by side
 RING_ROWS = ["[1, 1] [32, 1] 1", *ROWS]  # copies are one by one
 SOURCES = Path(__file__).parents[1] / "src"
@@ -262,6 +265,7 @@ def compiled_for_hopper(compiler: Compiler, part: str, compiles_every: bool) -> 
             "queries_kernel": 2,  # the first one's, and those that have something to do
             "small_eight_bits_kernel": 2,
             "specialised_kernel": 3,
+            "specialised_latents_kernel": 3,  # warps that sum up, those that score, and the one that brings
             "_meet": 0,
         }
         paths |= dict.fromkeys(ALONE, 0)
@@ -310,6 +314,7 @@ def compiled_for_ampere(compiler: Compiler, part: str, compiles_every: bool) -> 
         "_ring",
         "_mxfp4_many",
         *SPECIALISED,
+        *LATENTS,
         *INTEGERS,
     }
     for kernel in found:

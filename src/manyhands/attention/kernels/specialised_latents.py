@@ -1,17 +1,20 @@
-"""Attention over latents by specialised warps: four weigh, eight sum, two others plan and load (Hopper).
+"""Attention over latents by specialised warps: four score, eight sum up, two others plan and load (Hopper).
 
 A latent (`attention/latents.py`) is key and value at once, and wide: the sums of 64 rows are 64 x 512 numbers, half of all
 registers of a processor, and a tile of 64 latents takes 72 KiB of shared memory, a third of it. In the kernel of `attend.py` every
 warp loads, through registers, and multiplies, one after the other. Here, beside the warps that plan and bring as in
 `specialised.py`:
 
-    four warps    make the scores of 64 rows, and their weights (`_weigh`)
+    four warps    make the scores of 64 rows, and their weights (`_score`)
     eight warps   sum up latents by these weights, each four for half of the dims (`_sum_up`)
 
 A tile lies in shared memory once, [64, 64] rotated keys k_pe and [64, 512] latents c: both are the right operand of the scores,
 c is that of the sums, too. Weights come to the eight warps through shared memory, where the tile's k_pe lay, which nothing reads any
-more; what is kept of older sums stands beside them. While one tile is summed, the next one is weighed: the matrix units have
-something to do while exponentials are taken. When an item's sums are stored, the scores of the next item are on their way.
+more; what is kept of older sums stands beside them. While one tile is summed up, the scores of the next one are made. While
+an item's sums are stored, the scores of the next item are.
+
+Shared memory has room for two tiles beside the queries, so the matrix units wait while exponentials are taken: a third tile would be
+needed to score ahead of that (docs/performance_history.md, "Latents").
 
 Items are those of `attend.py`, with parts of the query heads in the place of key/value heads, and so is what they leave.
 Items with fewer rows have padding: reading a tile takes longer than the products of 64 rows.
@@ -66,11 +69,10 @@ from manyhands.attention.launches import LATENT_ROWS
 
 _KEYS = gl.constexpr(64)  # of a tile: one box
 _ROWS = gl.constexpr(LATENT_ROWS)  # of an item
-_DIMS = gl.constexpr(
-    128
-)  # of one product of the sums: twice as many are more registers than the assembler allows 512 threads
-_REGISTERS = gl.constexpr(136)  # of a thread that weighs
-# What the sums are told of each row, with the weights of a tile.
+# Dims of one product of the sums: with twice as many it has more registers than the assembler allows 512 threads.
+_DIMS = gl.constexpr(128)
+_REGISTERS = gl.constexpr(136)  # of a thread that scores
+# Facts of each row that stand beside the weights of a tile:
 _KEPT = gl.constexpr(0)  # of older sums
 _LARGEST = gl.constexpr(1)  # score
 _TOTAL = gl.constexpr(2)  # of weights
@@ -224,11 +226,11 @@ def _seen(scores, slot, tile, stage, low, last, c_room, facts):
 
 
 @gluon.jit
-def _weigh_item(
+def _score_item(
     slot, taken, num_tiles, q, cos, sin, q_token, q_head, scaling, q_pe, q_c, pe_room, c_room, told,
-    here, weighed, facts, of_rows, GROUP: gl.constexpr, INTERLEAVED: gl.constexpr,
+    here, scored, facts, of_rows, GROUP: gl.constexpr, INTERLEAVED: gl.constexpr,
 ):  # fmt: skip
-    """The weights of one item's rows, tile by tile."""
+    """The scores of one item's rows, and their weights, tile by tile."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _KEYS, 16])
     OF_SCORES: gl.constexpr = gl.SliceLayout(1, SCORES)
     _bring_queries(
@@ -260,15 +262,15 @@ def _weigh_item(
         told.index(stage * _TOLD + _TOTAL).store(total)
         fence_async_shared()
         _meet()  # one thread says it for all four warps
-        mbarrier.arrive(weighed.index(stage), count=1)
+        mbarrier.arrive(scored.index(stage), count=1)
 
 
 @gluon.jit
-def _weigh(
-    q, cos, sin, q_token, q_head, scaling, q_pe, q_c, pe_room, c_room, told, here, weighed, facts,
+def _score(
+    q, cos, sin, q_token, q_head, scaling, q_pe, q_c, pe_room, c_room, told, here, scored, facts,
     of_rows, planned, read, GROUP: gl.constexpr, INTERLEAVED: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
-    """Four warps: the weights of all items."""
+    """Four warps: the scores of all items, and their weights."""
     take_over(OVERLAP)
     number = 0
     taken = 0  # tiles
@@ -276,9 +278,9 @@ def _weigh(
     num_tiles = _fact(facts, 0, _TILES)
     while num_tiles > 0:
         slot = number % _KNOWN
-        _weigh_item(
+        _score_item(
             slot, taken, num_tiles, q, cos, sin, q_token, q_head, scaling, q_pe, q_c, pe_room,
-            c_room, told, here, weighed, facts, of_rows, GROUP, INTERLEAVED,
+            c_room, told, here, scored, facts, of_rows, GROUP, INTERLEAVED,
         )  # fmt: skip
         mbarrier.arrive(read.index(slot), count=1)
         taken += num_tiles
@@ -289,7 +291,7 @@ def _weigh(
 
 @gluon.jit
 def _sum_item(
-    slot, taken, num_tiles, partials, lses, pe_room, c_room, told, weighed, free, facts, of_rows,
+    slot, taken, num_tiles, partials, lses, pe_room, c_room, told, scored, free, facts, of_rows,
     GROUP: gl.constexpr, NUM_PARTS: gl.constexpr, DIRECT: gl.constexpr,
 ):  # fmt: skip
     """The sums of one item's rows, through all its tiles."""
@@ -302,7 +304,7 @@ def _sum_item(
     for tile in range(num_tiles):
         at = taken + tile
         stage = at % _STAGES
-        mbarrier.wait(weighed.index(stage), (at // _STAGES) & 1)
+        mbarrier.wait(scored.index(stage), (at // _STAGES) & 1)
         summed = summed * told.index(stage * _TOLD + _KEPT).load(OF_SUMS)[:, None]
         adding = warpgroup_mma(pe_room.index(stage), c_room.index(stage), summed, is_async=True)
         largest = told.index(stage * _TOLD + _LARGEST).load(OF_SUMS)
@@ -315,7 +317,7 @@ def _sum_item(
 
 @gluon.jit
 def _sum_up(
-    partials, lses, pe_room, c_room, told, weighed, free, facts, of_rows, planned, read,
+    partials, lses, pe_room, c_room, told, scored, free, facts, of_rows, planned, read,
     GROUP: gl.constexpr, NUM_PARTS: gl.constexpr, DIRECT: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
     """Eight warps: the sums of all items."""
@@ -327,7 +329,7 @@ def _sum_up(
     while num_tiles > 0:
         slot = number % _KNOWN
         _sum_item(
-            slot, taken, num_tiles, partials, lses, pe_room, c_room, told, weighed, free, facts,
+            slot, taken, num_tiles, partials, lses, pe_room, c_room, told, scored, free, facts,
             of_rows, GROUP, NUM_PARTS, DIRECT,
         )  # fmt: skip
         _meet()
@@ -378,7 +380,7 @@ def specialised_latents_kernel(
     c_room = gl.allocate_shared_memory(DTYPE, [_STAGES, _KEYS, LATENT], LAYOUT)
     BARRIERS: gl.constexpr = mbarrier.MBarrierLayout()
     here = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], BARRIERS)
-    weighed = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], BARRIERS)
+    scored = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], BARRIERS)
     free = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], BARRIERS)
     planned = gl.allocate_shared_memory(gl.int64, [_KNOWN, 1], BARRIERS)
     read = gl.allocate_shared_memory(gl.int64, [_KNOWN, 1], BARRIERS)
@@ -388,7 +390,7 @@ def specialised_latents_kernel(
     told = gl.allocate_shared_memory(gl.float32, [_STAGES * _TOLD, _ROWS], PLAIN)
     for stage in gl.static_range(_STAGES):
         mbarrier.init(here.index(stage), count=1)
-        mbarrier.init(weighed.index(stage), count=1)
+        mbarrier.init(scored.index(stage), count=1)
         mbarrier.init(free.index(stage), count=1)
     for i in gl.static_range(_KNOWN):
         mbarrier.init(planned.index(i), count=1)
@@ -398,12 +400,12 @@ def specialised_latents_kernel(
     gl.warp_specialize(
         [
             (_sum_up, (
-                partials, lses, pe_room, c_room, told, weighed, free, facts, of_rows, planned, read,
+                partials, lses, pe_room, c_room, told, scored, free, facts, of_rows, planned, read,
                 GROUP, NUM_PARTS, DIRECT, OVERLAP,
             )),
-            (_weigh, (
+            (_score, (
                 q, cos, sin, q_token, q_head, scaling, q_pe, q_c, pe_room, c_room, told, here,
-                weighed, facts, of_rows, planned, read, GROUP, INTERLEAVED, OVERLAP,
+                scored, facts, of_rows, planned, read, GROUP, INTERLEAVED, OVERLAP,
             )),
             (_bring, (
                 latent_map, pages, pe_room, c_room, here, free, facts, planned, read, PAGE, OVERLAP,
