@@ -130,3 +130,16 @@ def test_a_mean_of_adapters_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert torch.equal(found[name], (factor * x.float()).to(x.dtype)), name
         check_lora(out)
         shutil.rmtree(out)
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("one", "two")])
+def test_a_tokenizer_is_written_where_it_is_asked_for_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """Without a folder, or for help, the program says how it is called, and makes nothing."""
+    program = RECIPES / "bundled" / "make_tokenizer.py"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(program), *words])
+    with pytest.raises(SystemExit, match=r"make_tokenizer\.py OUT"):
+        runpy.run_path(str(program), run_name="__main__")
+    assert not list(tmp_path.iterdir())

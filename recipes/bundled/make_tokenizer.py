@@ -3,7 +3,10 @@
 Digits are tokens of their own, so that numbers are written and read place by place; a paragraph break
 is one token. Whatever text a user gives can be encoded, byte by byte if need be.
 
-    python recipes/bundled/make_tokenizer.py recipes/bundled/tokenizer
+    python recipes/bundled/make_tokenizer.py OUT
+
+The committed one, `recipes/bundled/tokenizer`, was made once, of the words and stories of 2026-11-21. Those of today make
+another one, which fits no model that was trained with the first.
 """
 
 from __future__ import annotations
@@ -71,6 +74,8 @@ def make(prompt: TeamPrompt) -> PreTrainedTokenizerFast:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        raise SystemExit(__doc__)
     recipe = read_recipe(Path(__file__).parent / "recipe.toml")
     made = make(recipe.prompts.team)
     made.save_pretrained(sys.argv[1])

@@ -19,6 +19,8 @@ A broken promise between our own rooms is a bug, and an `assert`.
 from __future__ import annotations
 
 import errno
+import os
+import re
 
 
 class ManyhandsError(Exception):
@@ -85,6 +87,22 @@ def place_or_room(error: OSError) -> str:
     if error.errno in _NO_SUCH_PLACE:
         return "choose another place"
     return "make room"
+
+
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+def os_error_of(error: BaseException) -> OSError | None:
+    """The system's own error behind one of a library, if there is one.
+
+    Those in Rust (safetensors, tokenizers) tell of it in their message alone: "No space left on device (os error 28)".
+    """
+    if isinstance(error, OSError):
+        return error
+    if isinstance(error, ManyhandsError) or not (told := _OS_ERROR.search(str(error))):
+        return None
+    number = int(told[1])
+    return OSError(number, os.strerror(number))
 
 
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)

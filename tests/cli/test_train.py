@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -275,6 +276,29 @@ main()
     assert done.stderr.endswith("RuntimeError: the device is lost\n")
 
 
+def _struck(error: BaseException) -> Callable[[object, BinaryIO], None]:
+    """`torch.save`, which meets the error while it writes."""
+    save = torch.save
+
+    def struck(state: object, file: BinaryIO) -> None:
+        written = 0
+
+        class Struck(io.RawIOBase):
+            def writable(self) -> bool:
+                return True
+
+            def write(self, data: Any) -> int:
+                nonlocal written
+                written += 1
+                if written == 3:
+                    raise error
+                return file.write(data)
+
+        save(state, Struck())  # type: ignore[arg-type]
+
+    return struck
+
+
 def test_a_second_interrupt_while_the_checkpoint_is_written(
     cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,22 +314,7 @@ def test_a_second_interrupt_while_the_checkpoint_is_written(
             raise KeyboardInterrupt
         return learn(self, parts)
 
-    def struck(state: object, file: BinaryIO) -> None:
-        written = 0
-
-        class Struck(io.RawIOBase):
-            def writable(self) -> bool:
-                return True
-
-            def write(self, data: Any) -> int:
-                nonlocal written
-                written += 1
-                if written == 3:
-                    raise KeyboardInterrupt
-                return file.write(data)
-
-        save(state, Struck())  # type: ignore[arg-type]
-
+    struck = _struck(KeyboardInterrupt())
     monkeypatch.setattr(Training, "_learn", interrupted)
     monkeypatch.setattr(torch, "save", struck)
     told = cli(*train)
@@ -373,3 +382,35 @@ def test_a_place_that_cannot_be_written(cli: Cli, recipe: Path, tmp_path: Path) 
     assert done.exit_code == 8
     assert "cannot be written" in done.output
     assert cli("train", tmp_path / "nothing.toml", "--out", tmp_path / "made").exit_code == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="asks a device that is always full")
+@pytest.mark.parametrize("where", ["checkpoint/checkpoint.new", "tokenizer.json", "training.json"])
+def test_a_full_disk(cli: Cli, recipe: Path, tmp_path: Path, where: str) -> None:
+    """Each library has an error of its own for it; with room, the same command goes on."""
+    out = tmp_path / "made"
+    (out / "checkpoint").mkdir(parents=True)
+    (out / where).symlink_to("/dev/full")
+    command = ("train", recipe, "--out", out, "--device", "cpu")
+    full = cli(*command)
+    assert full.exit_code == 8, full.output
+    assert "cannot be written: No space left on device" in full.output
+    assert "make room" in full.output
+    (out / where).unlink(missing_ok=True)
+    done = cli(*command)
+    assert done.exit_code == 0, done.output
+    once = tmp_path / "once"
+    cli("train", recipe, "--out", once, "--device", "cpu")
+    assert (once / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+
+
+def test_a_disk_that_is_full_within_a_checkpoint(
+    cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's own writer fails as it is left. Half a checkpoint does not stay: it may be what fills the disk."""
+    out = tmp_path / "made"
+    monkeypatch.setattr("torch.save", _struck(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    full = cli("train", recipe, "--out", out, "--device", "cpu")
+    assert full.exit_code == 8, full.output
+    assert "cannot be written: No space left on device" in full.output
+    assert not (out / "checkpoint" / "checkpoint.new").exists()

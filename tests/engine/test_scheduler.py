@@ -246,10 +246,25 @@ def test_a_run_that_never_fits_is_told_so() -> None:
     fits = engine.submit(counting((1,), 8))
     never = engine.submit(counting((1,), 8, Reserve(161, 1)))
     finish(engine, fits, never)
-    with pytest.raises(OutOfMemory, match="161 tokens in 1 blocks") as caught:
+    with pytest.raises(OutOfMemory, match="11 pages of 16 tokens") as caught:
         never.result()
-    assert "memory_tokens" in caught.value.hint
+    assert "176 memory_tokens" in caught.value.hint
     assert len(fits.events) == 8
+
+
+def test_a_refusal_counts_in_the_unit_that_decides() -> None:
+    """Many blocks of few tokens: fewer tokens than the memory holds, and more pages. The memory that the hint names is enough."""
+    asked = Reserve(100, 9)
+    engine = small_engine(memory_tokens=240)
+    fits = engine.submit(counting((1,), 8, asked))
+    finish(engine, fits)
+    assert fits.result().text
+    small = small_engine(memory_tokens=160)
+    never = small.submit(counting((1,), 8, asked))
+    finish(small, never)
+    with pytest.raises(OutOfMemory, match="may need 15 pages of 16 tokens") as caught:
+        never.result()
+    assert "240 memory_tokens" in caught.value.hint
 
 
 def test_runs_that_wait_for_each_other_are_told_so() -> None:
@@ -261,8 +276,8 @@ def test_runs_that_wait_for_each_other_are_told_so() -> None:
         yield Step([Row(view, (1,))])
         try:
             yield Reserve(140, 1)
-        except OutOfMemory:
-            return Answer(text="too much")
+        except OutOfMemory as error:
+            return Answer(text=str(error))
         yield Step([Row(view, (1,))])
         return Answer(text="enough")
 
@@ -270,7 +285,11 @@ def test_runs_that_wait_for_each_other_are_told_so() -> None:
     runs = [engine.submit(greedy_for_memory()) for _ in range(2)]
     for _ in range(10):
         engine.step()
-    assert [run.result().text for run in runs] == ["too much", "enough"]
+    refused, granted = [run.result().text for run in runs]
+    assert refused.startswith(
+        "the run asks for 9 pages of 16 tokens (140 tokens in 1 blocks), 10 of 10 pages"
+    )
+    assert granted == "enough"
 
 
 # -- what goes wrong in one ends that one ----------------------------------------------------------

@@ -27,7 +27,7 @@ from manyhands.cli.guard import going_on, tell
 from manyhands.cli.options import TrainOptions
 from manyhands.cli.output import version_of
 from manyhands.cli.stopping import exit_code_of, number_of
-from manyhands.errors import InvalidRequest, OutputFailed, place_or_room
+from manyhands.errors import InvalidRequest, OutputFailed, os_error_of, place_or_room
 from manyhands.hub import CHECKPOINT_FOLDER
 from manyhands.prompts import PROMPT_FILE, dump_prompts
 from manyhands.schema.lines import Line, read_lines
@@ -164,10 +164,13 @@ def _check_replaceable(out: Path) -> None:
 def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
+    except Exception as error:
+        failed = os_error_of(error)
+        if failed is None:
+            raise
         raise OutputFailed(
-            f"{folder} cannot be written: {error.strerror or error}",
-            hint=f"{place_or_room(error)}, or name another folder with --out; a checkpoint, if there is "
+            f"{folder} cannot be written: {failed.strerror or failed}",
+            hint=f"{place_or_room(failed)}, or name another folder with --out; a checkpoint, if there is "
             "one, is whole",
         ) from error
 

@@ -1,6 +1,6 @@
 """The executor: what holds the network and the memory, behind verbs of integers.
 
-Above it nothing is a tensor. The engine plans (who reads what, from where), admits and preempts runs, and
+Above it nothing is a tensor, but the logits that a caller asks for. The engine plans (who reads what, from where), admits and preempts runs, and
 hands the executor plain data: plans, choices, moves, slots. The executor computes, and answers with tokens:
 
     run(plan, choices, ...)        one forward pass, and the token that each row's choice takes

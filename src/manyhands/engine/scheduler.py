@@ -483,7 +483,7 @@ class Scheduler:
             asked = stuck[0].asks()
             if asked is not None:
                 taken = self.preemption.num_pages_promised
-                stuck[0].fail(_deadlock(asked, taken, self.pool))
+                stuck[0].fail(_deadlock(asked, self._pages(asked), taken, self.pool))
 
     def _offer(self, run: Run) -> bool:
         """Answer a reservation: grant it, or say that it can never be; False if the run must wait."""
@@ -493,7 +493,7 @@ class Scheduler:
             return True
         pages = self._pages(asked)
         if pages > self.pool.num_pages:
-            run.fail(_never_fits(asked, self.pool))
+            run.fail(_never_fits(asked, pages, self.pool))
         elif (run.reserved_pages and pages <= run.reserved_pages) or self.preemption.may_have(
             run, pages, self._shared_pages(asked)
         ):
@@ -578,17 +578,23 @@ def _called_from_inside() -> InvalidRequest:
     )
 
 
-def _never_fits(asked: Reserve, pool: PagePool) -> OutOfMemory:
+def _never_fits(asked: Reserve, pages: int, pool: PagePool) -> OutOfMemory:
     return OutOfMemory(
-        f"the run may need {asked.num_tokens} tokens in {asked.num_blocks} blocks, "
+        f"the run may need {_in_pages(asked, pages, pool)}, "
         f"and the memory holds {pool.num_slots} tokens in {pool.num_pages} pages",
-        hint="Lower the budget or the number of workers, or give the engine more memory_tokens.",
+        hint="Lower the budget or the number of workers, or give the engine "
+        f"{pages * pool.page_size} memory_tokens.",
     )
 
 
-def _deadlock(asked: Reserve, taken: int, pool: PagePool) -> OutOfMemory:
+def _deadlock(asked: Reserve, pages: int, taken: int, pool: PagePool) -> OutOfMemory:
     return OutOfMemory(
-        f"the run asks for {asked.num_tokens} tokens in {asked.num_blocks} blocks, {taken} of "
+        f"the run asks for {_in_pages(asked, pages, pool)}, {taken} of "
         f"{pool.num_pages} pages are promised already, and every other run waits for memory too",
         hint="Let a strategy reserve once, at its beginning, or give the engine more memory_tokens.",
     )
+
+
+def _in_pages(asked: Reserve, pages: int, pool: PagePool) -> str:
+    """A reservation as it is compared with the memory: a block may leave most of its last page empty."""
+    return f"{pages} pages of {pool.page_size} tokens ({asked.num_tokens} tokens in {asked.num_blocks} blocks)"

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import distributed
@@ -256,17 +256,18 @@ class Training:
         state |= {"step": self.step, "tokens": self.tokens, "seconds": self.seconds}
         state |= {"made_of": self.made_of}
         fresh = self.checkpoint.with_suffix(".new")
-        with fresh.open("wb") as file:
-            try:
-                torch.save(state, file)
-            except (
-                RuntimeError
-            ) as error:  # an interrupt leaves torch's writer half done, and then that fails
-                if isinstance(error.__context__, KeyboardInterrupt):
-                    raise error.__context__ from None
-                raise
-            file.flush()
-            os.fsync(file.fileno())  # or a power cut may leave an empty file under the right name
+        try:
+            with fresh.open("wb") as file:
+                _put(state, file)
+                file.flush()
+                os.fsync(
+                    file.fileno()
+                )  # or a power cut may leave an empty file under the right name
+        except BaseException:
+            fresh.unlink(
+                missing_ok=True
+            )  # half of one serves for nothing, and may be what fills the disk
+            raise
         os.replace(fresh, self.checkpoint)
         self.kept = self.step
 
@@ -350,6 +351,16 @@ def recompute_layers(adapter: ModelAdapter) -> None:
     base: Any = adapter.model.base_model
     for layer in base.layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+
+
+def _put(state: dict[str, Any], file: BinaryIO) -> None:
+    """`torch.save`, whose writer is left half done by an interrupt or a full disk, and then fails itself: the first error is raised."""
+    try:
+        torch.save(state, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, KeyboardInterrupt | OSError):
+            raise error.__context__ from None
+        raise
 
 
 def _leave_interrupts_to_the_training(number: int) -> None:
