@@ -76,7 +76,7 @@ _LATENT_PART = 16  # query heads that read latents in one program, at most
 _LATENT_DIMS = (
     256,
     512,
-)  # of the latents that specialised tiles know, beside as many rotated ones as a box is wide
+)  # that specialised tiles know, beside as many rotated ones as a box is wide
 _LATENT_KEYS = 64  # of an iteration of these tiles
 _LEAST_DIMS = 16  # of a product; heads with fewer are padded
 _SPECIALISED_DIM = 128  # of heads
@@ -425,12 +425,12 @@ _Kernel = tuple[Any, tuple[Any, ...], dict[str, Any]]
 class _Reading:
     """One layer that reads its store in one pass.
 
-    tiles                     kernel                    keys and values come as
+    tiles                     kernel                      keys and values come as
     of latents, on Hopper     specialised_latents_kernel  boxes
-    large, on Hopper          specialised_kernel        boxes (in eight bits specialised_eight_bits_kernel)
-    few small ones, likewise  small_eight_bits_kernel   tensors, values in words; in eight bits alone
-    large, small              attend_kernel             tensors, and tensor maps of them
-    small, of one row         lone_kernel               tensors
+    large, on Hopper          specialised_kernel          boxes (in eight bits specialised_eight_bits_kernel)
+    few small ones, likewise  small_eight_bits_kernel     tensors, values in words; in eight bits alone
+    large, small              attend_kernel               tensors, and tensor maps of them
+    small, of one row         lone_kernel                 tensors
     """
 
     def __init__(
