@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from tests.covers import SPARED, left_out
+from tests.covers import SPARED, left_out, note
 
 # A script that begins the tests in the background has them ignore Ctrl-C, and all that they start inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -28,11 +28,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every-case",
         action="store_true",
-        help="run all cases of tests that run some of them: a cover (tests/covers.py), several interrupts in one run (tests/strikes.py)",
+        help="run all cases of tests that run some of them: a cover, fewer examples (tests/covers.py), several interrupts in one run (tests/strikes.py)",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    note(config)
     config.addinivalue_line("markers", "pairs: cases that have every pair of values are enough")
     config.addinivalue_line("markers", "values: cases that have every value are enough")
     config.addinivalue_line("markers", "spared: other tests or cases stand for it")
