@@ -55,6 +55,14 @@ def _the_hub_is_there() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _the_power_stays_on() -> Iterator[None]:
+    """No test cuts the power, so the tests' own process does not wait for the disk; commands that tests start do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", os.fstat)  # a number that is no open file is an error still
+        yield
+
+
 # Modules make little garbage, and while they are imported all of them would be looked at again and again.
 gc.disable()
 _files: list[object] = []  # the one whose tests are run
