@@ -4,7 +4,10 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -37,6 +40,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "pairs: cases that have every pair of values are enough")
     config.addinivalue_line("markers", "values: cases that have every value are enough")
     config.addinivalue_line("markers", "spared: other tests or cases stand for it")
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Of several processes each begins with files of its own, so that in a fresh clone none compiles what another does."""
+    mine = getattr(session.config, "workerinput", None)
+    if mine is None or session.config.args != session.config.getini("testpaths"):
+        return
+    folder, number = Path(__file__).parent, int(mine["workerid"].removeprefix("gw"))
+    files = sorted(folder.rglob("test_*.py"))[number :: mine["workercount"]]
+    for file in files:
+        with suppress(Exception, pytest.skip.Exception):  # told when the file is collected
+            import_module(".".join(file.relative_to(folder.parent).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
