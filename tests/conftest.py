@@ -4,12 +4,15 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
 
-from tests.covers import SPARED, left_out
+from tests.covers import SPARED, left_out, note
 
 # A script that begins the tests in the background has them ignore Ctrl-C, and all that they start inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -28,14 +31,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every-case",
         action="store_true",
-        help="run all cases of tests that run some of them: a cover (tests/covers.py), several interrupts in one run (tests/strikes.py)",
+        help="run all cases of tests that run some of them: a cover, fewer examples (tests/covers.py), several interrupts in one run (tests/strikes.py)",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    note(config)
     config.addinivalue_line("markers", "pairs: cases that have every pair of values are enough")
     config.addinivalue_line("markers", "values: cases that have every value are enough")
     config.addinivalue_line("markers", "spared: other tests or cases stand for it")
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Of several processes each begins with files of its own, so that in a fresh clone none compiles what another does."""
+    mine = getattr(session.config, "workerinput", None)
+    if mine is None or session.config.args != session.config.getini("testpaths"):
+        return
+    folder, number = Path(__file__).parent, int(mine["workerid"].removeprefix("gw"))
+    files = sorted(folder.rglob("test_*.py"))[number :: mine["workercount"]]
+    for file in files:
+        with suppress(Exception, pytest.skip.Exception):  # told when the file is collected
+            import_module(".".join(file.relative_to(folder.parent).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -51,6 +67,14 @@ def _the_hub_is_there() -> Iterator[None]:
     """No test asks whether the hub can be reached; tests/test_hub.py has a hub that cannot."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("manyhands.hub._why_unreachable", lambda: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _the_power_stays_on() -> Iterator[None]:
+    """No test cuts the power, so the tests' own process does not wait for the disk; commands that tests start do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", os.fstat)  # a number that is no open file is an error still
         yield
 
 

@@ -1,7 +1,8 @@
 """Cases of a test of which every pair of values of two parameters is in one: most faults need no third.
 
 A test is marked with `pairs`; or with `values`, where cases that have every value are enough. A test, or a case of one, that
-others stand for is marked with `spared`. `--every-case` runs all of them, and so does a machine with a GPU.
+others stand for is marked with `spared`. `--every-case` runs all of them, and so does a machine with a GPU. Examples that are
+drawn at random are fewer without `--every-case`, wherever the tests run.
 """
 
 from __future__ import annotations
@@ -70,3 +71,16 @@ def in_turns(names: Iterable[Any], *values: Any) -> list[Any]:
 def is_every_case(config: pytest.Config) -> bool:
     """Whether tests run all of their cases, and not those alone that stand for the others."""
     return bool(config.getoption("--every-case"))
+
+
+_of_this_run: list[pytest.Config] = []
+
+
+def note(config: pytest.Config) -> None:
+    """The options of this run, for what modules of tests decide while they are imported."""
+    _of_this_run[:] = [config]
+
+
+def examples(fewer: int, *, of: int) -> int:
+    """How many examples of a property are drawn: `of`, where all cases are run."""
+    return of if any(map(is_every_case, _of_this_run)) else fewer

@@ -7,7 +7,7 @@ from itertools import combinations, product
 import pytest
 import torch
 
-from tests.covers import cover, in_turns, left_out
+from tests.covers import cover, examples, in_turns, is_every_case, left_out
 
 
 def are_all_run(request: pytest.FixtureRequest) -> bool:
@@ -61,3 +61,11 @@ def test_names_have_values_in_turns(name: str, value: int, request: pytest.Fixtu
 @pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.spared)])
 def test_a_case_that_is_spared_is_not_run(number: int, request: pytest.FixtureRequest) -> None:
     assert number == 1 or are_all_run(request)
+
+
+drawn = examples(3, of=7)
+
+
+def test_examples_are_fewer_unless_every_case_is_wanted(pytestconfig: pytest.Config) -> None:
+    """Asked while this module is imported, as modules of properties do."""
+    assert drawn == (7 if is_every_case(pytestconfig) else 3)

@@ -30,6 +30,7 @@ from manyhands.cache.step import Row, Step
 from manyhands.cache.view import Item, Lanes, View
 from manyhands.engine.backends import ANYWHERE
 from tests.attention.dense import DenseOracle, Layer, Shape, random_qkv
+from tests.covers import examples
 
 TOLERANCE = {
     torch.float64: 1e-11,
@@ -154,7 +155,7 @@ def test_shapes_and_dtypes(backend: str, shape: str, dtype: torch.dtype) -> None
     assert error < TOLERANCE[dtype]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20, of=40), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     backend=st.sampled_from(sorted(BACKENDS)),

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from manyhands.cache.block import Block
 from manyhands.cache.pages import NOWHERE, Move, PagePool, Strip
 from manyhands.errors import InvalidRequest, OutOfMemory
+from tests.covers import examples
 
 NUM_PAGES, PAGE_SIZE = 12, 3
 ROOMY = 60  # pages, of which some can be spared
@@ -365,9 +366,13 @@ class PagesAndCopies(Pages):
 
 
 TestPages = Pages.TestCase
-TestPages.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPages.settings = settings(
+    max_examples=examples(60, of=120), stateful_step_count=40, deadline=None
+)
 TestPagesAndCopies = PagesAndCopies.TestCase
-TestPagesAndCopies.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
+TestPagesAndCopies.settings = settings(
+    max_examples=examples(40, of=70), stateful_step_count=50, deadline=None
+)
 
 
 def grown(pool: PagePool, size: int, name: str = "") -> Block:

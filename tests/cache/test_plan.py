@@ -25,6 +25,7 @@ from manyhands.cache.step import Row, Step
 from manyhands.cache.trunks import Trunks
 from manyhands.cache.view import Item, Lanes, View
 from manyhands.errors import ContextTooLong, InvalidRequest, OutOfMemory
+from tests.covers import examples
 
 Token = tuple[Block, int]  # with its index there
 
@@ -172,7 +173,7 @@ def random_step(rng: random.Random, blocks: list[Block], views: list[View]) -> S
     return Step(rows)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400, of=1000), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     page_size=st.sampled_from([1, 2, 3, 16]),
@@ -324,7 +325,7 @@ def test_tokens_added_by_hand_to_a_block_that_is_read_are_noticed(size: int, cou
     ledger.play(step)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120, of=300), deadline=None)
 @given(seed=st.integers(0, 2**32), joins_ahead=st.booleans())
 @example(seed=164, joins_ahead=True)
 def test_random_teams(seed: int, joins_ahead: bool) -> None:
@@ -398,7 +399,7 @@ class BothWays(Planner):
         return laid
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120, of=300), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_teams_whose_steps_end_are_laid_out_as_one(seed: int) -> None:
     """Random teams, workers who come, leave and pause; markers with copies and without, headers that grow and do not."""

@@ -18,6 +18,7 @@ from manyhands.cache.prefixes import Lease, PrefixTree
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.errors import InvalidRequest
+from tests.covers import examples
 
 PAGE_SIZE = 2
 Prompts = list[tuple[int, ...]]
@@ -202,7 +203,9 @@ def below(node: Node) -> Iterator[Node]:
 
 
 TestTrees = Trees.TestCase
-TestTrees.settings = settings(max_examples=75, stateful_step_count=25, deadline=None)
+TestTrees.settings = settings(
+    max_examples=examples(75, of=150), stateful_step_count=25, deadline=None
+)
 
 
 def test_a_forest_at_any_depth_is_written_once() -> None:

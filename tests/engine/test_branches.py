@@ -31,6 +31,7 @@ from manyhands.strategies.listening import Listen
 from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.settings import BranchSettings, EndSettings
 from manyhands.text import Text
+from tests.covers import examples
 from tests.engine.small import LETTERS, finish, networks, small_engine
 from tests.engine.small import TEXT as BYTES
 from tests.model.families_zoo import tiny_model
@@ -235,4 +236,6 @@ def hashes() -> list[BranchSettings]:
         max_branches=3,
         end=SHORT,
     )
-    return [replace(common, seed=seed, join=join) for seed in range(2) for join in JOINS]
+    return [
+        replace(common, seed=seed, join=join) for seed in range(examples(2, of=3)) for join in JOINS
+    ]

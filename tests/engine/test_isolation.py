@@ -35,7 +35,7 @@ from manyhands.strategies.settings import (
     VoteSettings,
 )
 from manyhands.text import Text
-from tests.covers import in_turns
+from tests.covers import in_turns, is_every_case
 from tests.engine.small import CONTEXT, LETTERS, TEXT, finish, small_engine
 from tests.engine.test_branches import network_engine
 from tests.strategies.specs import method_of, spec_of
@@ -174,14 +174,14 @@ def test_in_company_as_alone_and_nothing_stays_in_memory() -> None:
 
 
 @pytest.mark.parametrize("settings", all_settings(), ids=lambda s: method_of(s).name)
-def test_a_run_that_was_cut_off_comes_back(settings: Settings) -> None:
+def test_a_run_that_was_cut_off_comes_back(settings: Settings, pytestconfig: pytest.Config) -> None:
     """From every part of its trace, by its header alone, with the same end."""
     lines: list[Line] = []
     words = replace(PROMPTS, skeleton=ANY_LINES)
     prompt = getattr(words, method_of(settings).prompt)
     header = spec_of(settings, prompt, "who", CONTEXT).to_plain()
     whole = small_engine().run(record(strategy(settings, prompts=words), header, lines.append))
-    for share in (3, 1.3):
+    for share in (3, 2, 1.3) if is_every_case(pytestconfig) else (3, 1.3):
         trace = parse_trace(lines[: int(len(lines) / share)])
         engine, again = small_engine(), RunSpec.from_plain(trace.header).strategy(TEXT)
         assert engine.run(engine.restore(again, trace)) == whole
