@@ -31,7 +31,7 @@ from manyhands.cache.view import View
 
 _TEAMS, _WORKERS, _PROMPT = 32, 4, 2000
 _DESKS = (500, 640)  # tokens, about the middle of `evaluation/life.py::RAGGED`
-_LAYERS = 12  # whose weights no cache holds
+_LAYERS = 12  # their weights are more than a cache holds
 _ROWS = (16, 128)
 
 
