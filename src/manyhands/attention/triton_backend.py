@@ -755,7 +755,10 @@ def _part_of(tiling: Tiling) -> int:
 
 
 def _heads(shape: LayerShape, most: int = 0) -> tuple[int, int]:
-    """Programs side by side for an item, and the query heads of each: key/value heads, or parts of `most` that read latents."""
+    """Programs side by side for an item, and the query heads of each: key/value heads, or parts that read latents.
+
+    `most`: query heads of a part, at most; 0: as ordinary tiles have.
+    """
     if not shape.is_latent:
         return shape.num_kv_heads, shape.group
     parts = _num_parts(shape.num_heads, most or _LATENT_PART)

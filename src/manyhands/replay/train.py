@@ -260,13 +260,11 @@ class Training:
             with fresh.open("wb") as file:
                 _put(state, file)
                 file.flush()
-                os.fsync(
-                    file.fileno()
-                )  # or a power cut may leave an empty file under the right name
+                # Else a power cut may leave an empty file under the right name.
+                os.fsync(file.fileno())
         except BaseException:
-            fresh.unlink(
-                missing_ok=True
-            )  # half of one serves for nothing, and may be what fills the disk
+            # Half of one serves for nothing, and may be what fills the disk.
+            fresh.unlink(missing_ok=True)
             raise
         os.replace(fresh, self.checkpoint)
         self.kept = self.step
