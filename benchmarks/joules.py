@@ -24,6 +24,7 @@ from benchmarks.clocks import Clocks
 from benchmarks.gate import check_op
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY
+from benchmarks.timing import recorded
 from manyhands.attention.attend import Backend
 from manyhands.attention.store import LayerShape
 from manyhands.attention.torch_backend import TorchBackend
@@ -33,6 +34,7 @@ _TEAMS, _WORKERS, _PROMPT = 32, 4, 2000
 _DESKS = (500, 640)  # tokens, about the middle of `evaluation/life.py::RAGGED`
 _LAYERS = 12  # their weights are more than a cache holds
 _ROWS = (16, 128)
+_CALLS = 5  # of a recording
 
 
 class Joules:
@@ -131,17 +133,7 @@ class Joules:
         work()
         if not self.is_gpu:
             return work, 1
-        calls = 5
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            work()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(calls):
-                work()
-        return graph.replay, calls
+        return recorded([work] * _CALLS).replay, _CALLS
 
     def _for_seconds(
         self, repeat: tuple[Callable[[], object], int], seconds: float

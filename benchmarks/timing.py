@@ -51,9 +51,9 @@ def milliseconds(work: Work, device: torch.device, *, flushed: bool = False) -> 
     once = _once(work)
     calls = max(1, min(_MOST_CALLS, round(_GRAPH_MS / max(once, 1e-3))))
     if not flushed:
-        return _replayed(_graph([work] * calls)) / calls
+        return _replayed(recorded([work] * calls)) / calls
     buffer = torch.zeros(_FLUSH_BYTES // 4, dtype=torch.float32, device=device)
-    empty, full = _graph([buffer.sum] * calls), _graph([buffer.sum, work] * calls)
+    empty, full = recorded([buffer.sum] * calls), recorded([buffer.sum, work] * calls)
     return _replayed(full, without=empty) / calls
 
 
@@ -78,7 +78,8 @@ def _once(work: Work) -> float:
     return 1e3 * (time.perf_counter() - began)
 
 
-def _graph(works: list[Work]) -> torch.cuda.CUDAGraph:
+def recorded(works: list[Work]) -> torch.cuda.CUDAGraph:
+    """All of these, one behind the other, to be replayed without the host; each is called once first."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

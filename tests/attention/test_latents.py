@@ -27,7 +27,7 @@ pytest.importorskip("triton", reason="Triton comes for Linux only")
 from manyhands.attention import launches, triton_backend
 from manyhands.attention.triton_backend import TritonBackend, _heads, of_latents, refusal
 from manyhands.attention.work import Tiling
-from tests.attention.test_triton import on_hopper, right_capacities, rope_of
+from tests.attention.test_triton import maps_made, on_hopper, right_capacities, rope_of
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # 8 rotated dims before the latents. Sizes that fill a power of two and ones that do not.
@@ -167,14 +167,7 @@ def test_specialised_tiles(
     """
     from manyhands.attention.kernels import specialised
 
-    used: list[int] = []
-    usual = specialised.boxes
-
-    def counted(x: torch.Tensor) -> object:
-        used.append(len(x))
-        return usual(x)
-
-    monkeypatch.setattr(specialised, "boxes", counted)
+    used = maps_made(specialised, monkeypatch)
     shape = Shape(heads, 1, 64 + latent, latent, is_latent=True)
     parts, group = _heads(shape, launches.LATENT_ROWS)
     tiling = of_latents(Tiling(group, parts, 5 if num_rows < 100 else 132))

@@ -646,6 +646,19 @@ def test_specialised_tiles_whose_second_half_is_few(
     assert 80 in found
 
 
+def maps_made(kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The slots of each tensor map of boxes that is made from now on."""
+    made: list[int] = []
+    usual = kernels.boxes
+
+    def counted(x: torch.Tensor) -> object:
+        made.append(len(x))
+        return usual(x)
+
+    monkeypatch.setattr(kernels, "boxes", counted)
+    return made
+
+
 def specialised_rows(
     kernels: ModuleType,
     shape: Shape,
@@ -657,14 +670,7 @@ def specialised_rows(
     few_rows: int = 0,
 ) -> tuple[set[int], int]:
     """The rows of the tiles that a conversation of so many rows has, whose answers are right; tensor maps that were made."""
-    used: list[int] = []
-    usual = kernels.boxes
-
-    def counted(x: torch.Tensor) -> object:
-        used.append(len(x))
-        return usual(x)
-
-    monkeypatch.setattr(kernels, "boxes", counted)
+    used = maps_made(kernels, monkeypatch)
     eight_bits = kernels.__name__.endswith("eight_bits")
     tiling = Tiling(
         shape.group,

@@ -39,6 +39,7 @@ from tests.model.families_zoo import some_tokens, tiny_models
 if torch.cuda.is_available():
     from manyhands.engine.executor import LocalExecutor
 from manyhands.attention.compile_at_once import compiling_at_once
+from manyhands.attention.triton_backend import TritonBackend
 from manyhands.engine.capacities import Wide, wide_capacity
 from manyhands.engine.graphs import GraphedPasses, _Graph
 from manyhands.engine.recorder import CudaRecorder
@@ -289,7 +290,7 @@ def test_recorded_passes_give_the_same_logits_step_by_step() -> None:
     assert passes.num_graphs > 1
 
 
-def latents(folder: Path, *, backend: str, graphs: bool = False) -> LocalExecutor:
+def of_latents(folder: Path, *, backend: str, graphs: bool = False) -> LocalExecutor:
     """Two layers that attend as DeepSeek-V2-Lite's do, and dense networks behind them: no expert is chosen otherwise."""
     config = {
         "architectures": ["DeepseekV2ForCausalLM"],
@@ -318,13 +319,15 @@ def latents(folder: Path, *, backend: str, graphs: bool = False) -> LocalExecuto
 def test_latents_by_specialised_tiles_launch_by_launch_and_recorded(tmp_path: Path) -> None:
     """A prompt, sixteen workers, some of them, wider rows, over ends of pages, beside plain torch; recordings made ahead serve."""
     executors = [
-        latents(tmp_path, backend="torch"),
-        latents(tmp_path, backend="triton"),
-        latents(tmp_path, backend="triton", graphs=True),
+        of_latents(tmp_path, backend="torch"),
+        of_latents(tmp_path, backend="triton"),
+        of_latents(tmp_path, backend="triton", graphs=True),
     ]
     engines = [Engine(each) for each in executors]
     engines[2].get_ready()
-    assert getattr(executors[1].backend, "tiling").latent_rows == 64  # noqa: B009 - torch's has none
+    backend = executors[1].backend
+    assert isinstance(backend, TritonBackend)
+    assert backend.tiling.latent_rows == 64
     rng = random.Random(4)
     teams = []
     for _ in engines:
