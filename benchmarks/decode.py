@@ -51,6 +51,7 @@ from manyhands.model.quantised.linear import Quantised
 
 LENGTHS, WORKERS, DESK = (1024, 2048, 4096, 8192, 16384), (1, 2, 4, 8, 16), 128
 LOOKED_INTO = (1, 2, 4, 16)  # team sizes whose passes are taken apart
+_QUERIES = (1 << 31) + 1  # a seed that no made-up key has; on a CPU the lower 32 bits count
 # Makers of reasoning models recommend temperature 0.6 and top-p 0.95, which keeps some dozens of tokens. The
 # logits of random weights are far flatter: as many are kept at 0.25, and at 0.6 a third of the vocabulary.
 SAMPLED = {"ms": Choice(temperature=0.25, top_p=0.95), "flat_ms": Choice(0.6, top_p=0.95)}
@@ -205,7 +206,9 @@ def check_engine_op(engine: Engine, views: list[View], rows: list[int]) -> Check
     try:
         shape, store = adapter.layers[0], executor_of(engine).memory.stores[0]
         size = (plan.num_tokens, shape.num_heads, shape.head_dim)
-        q = torch.randn(size, device=adapter.device).to(adapter.dtype)
+        # Of a seed of their own: made-up keys begin with what the process's own generator may give next.
+        numbers = torch.Generator(adapter.device).manual_seed(_QUERIES)
+        q = torch.randn(size, generator=numbers, device=adapter.device).to(adapter.dtype)
         width, targets = shape.num_kv_heads, Targets.of(plan, adapter.device)
         new = torch.zeros(plan.num_tokens, width, shape.head_dim, device=adapter.device)
         store.write(targets, new.to(adapter.dtype), new.to(adapter.dtype))  # there was nothing yet

@@ -17,6 +17,7 @@ import transformers as hf
 from torch.overrides import _get_current_function_mode_stack
 from transformers.modeling_utils import PreTrainedModel
 
+from manyhands.model.seeded import seeded
 from manyhands.model.self_test import saved_buffers
 from manyhands.model.unlisted import enter
 from tests.model.double import DoublePrecision
@@ -329,8 +330,7 @@ def _drawn(config: Any, seed: int) -> PreTrainedModel:
 
 
 def _drawn_anew(config: Any, seed: int) -> PreTrainedModel:
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(seed)
+    with seeded(seed), torch.no_grad():
         # A copy, because the model keeps the configuration and writes into it.
         model = hf.AutoModelForCausalLM.from_config(
             copy.deepcopy(config), attn_implementation="eager"

@@ -28,6 +28,7 @@ from manyhands.model.lora import (
     merge_lora,
     save_lora,
 )
+from manyhands.model.seeded import seeded
 from manyhands.model.settings import ModelSettings
 from manyhands.replay.lessons import Recorded
 from manyhands.replay.settings import TrainSettings
@@ -48,8 +49,7 @@ def model(width: int = 16, layers: int = 1) -> LlamaForCausalLM:
         bos_token_id=None,
         eos_token_id=None,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
+    with seeded(3):
         return LlamaForCausalLM(config).eval()  # type: ignore[no-any-return]
 
 

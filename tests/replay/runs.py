@@ -17,6 +17,7 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from manyhands.cache.step import Choice
 from manyhands.engine.engine import Engine
 from manyhands.model.adapter import ModelAdapter
+from manyhands.model.seeded import seeded
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.prompts.load import Prompts
 from manyhands.replay.trace import Trace, parse_trace, record
@@ -115,6 +116,5 @@ def list_network() -> ModelAdapter:
         eos_token_id=None,
         pad_token_id=None,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
+    with seeded(7):
         return ModelAdapter(Qwen3ForCausalLM(config), name="small")

@@ -26,6 +26,7 @@ from manyhands.model.quantised.linear import Quantised
 from manyhands.model.quantised.mxfp4 import Mxfp4Stack, stacks_for_mxfp4
 from manyhands.model.quantised.quantise import make_room
 from manyhands.model.quiet import quiet
+from manyhands.model.seeded import seeded
 from manyhands.model.unlisted import enter
 
 _build: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config  # has no types of its own
@@ -63,9 +64,7 @@ def dummy_model(
         check_room(getattr(config, "name_or_path", "") or config.model_type, size_of(model))
     model.to_empty(device=device)
     model.tie_weights()
-    on_gpu = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=on_gpu), torch.no_grad():
-        torch.manual_seed(seed)
+    with seeded(seed, device), torch.no_grad():
         for module in model.modules():
             _fill(model, module)
     ready: PreTrainedModel = model.train(False)

@@ -55,6 +55,7 @@ from manyhands.model.quantised.w4a16 import Int4Linear
 from manyhands.model.quiet import quiet
 from manyhands.model.ropes import attention_factors, rotary_module
 from manyhands.model.saving import refuse_to_save
+from manyhands.model.seeded import seeded
 from manyhands.model.self_test import BREAKS, deviation, exact_attention, tiny_network, tiny_tokens
 from manyhands.model.settings import Fuse
 from manyhands.model.skinny import SkinnyLinear, fuse_linears
@@ -196,8 +197,7 @@ def _architecture(adapter: ModelAdapter) -> Hashable:
 
 def _try_twin(adapter: ModelAdapter) -> bool:
     try:
-        with quiet(), torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(0)
+        with quiet(), seeded(0), torch.no_grad():
             model = tiny_network(adapter.config)
             twin = ModelAdapter(model, family=adapter.family)
             tokens, attend = tiny_tokens(), exact_attention(twin.ropes)
@@ -227,7 +227,7 @@ def _hands_over(adapter: ModelAdapter) -> bool:
     seen: list[bool] = []
     given: list[Any] = []
     try:
-        with quiet(), torch.random.fork_rng(devices=[]), torch.no_grad():
+        with quiet(), seeded(0), torch.no_grad():
             model: Any = tiny_network(adapter.config)
             for layer in model.base_model.layers:
                 output = layer.self_attn.get_submodule(name)
@@ -404,7 +404,7 @@ def _layers_of(adapter: ModelAdapter) -> list[Any]:
 def _experts_hand_over(adapter: ModelAdapter) -> bool:
     """Whether blocks give what their experts give, untouched: found with a tiny network of this architecture."""
     try:
-        with quiet(), torch.random.fork_rng(devices=[]), torch.no_grad():
+        with quiet(), seeded(0), torch.no_grad():
             model = tiny_network(adapter.config)
             twin = ModelAdapter(model, family=adapter.family)
             attend = exact_attention(twin.ropes)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from manyhands.errors import InvalidRequest, UnsupportedModel
 from manyhands.hub import ADAPTER_FILES
 from manyhands.model.checkpoint import check_lora
+from manyhands.model.seeded import seeded
 from manyhands.schema.setting import as_found
 
 CONFIG, WEIGHTS = ADAPTER_FILES
@@ -63,11 +64,11 @@ def add_lora(model: nn.Module, rank: int, alpha: float, *, seed: int = 0) -> Non
     """Freeze the network and give every linear layer but the last one, which makes logits, an adapter."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
     model.requires_grad_(requires_grad=False)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        for parent, name, layer in list(_linears(model)):
-            if layer is not head:
-                setattr(parent, name, LoraLinear(layer, rank, alpha))
+    layers = [each for each in _linears(model) if each[2] is not head]
+    device = layers[0][2].weight.device if layers else torch.device("cpu")
+    with seeded(seed, device):
+        for parent, name, layer in layers:
+            setattr(parent, name, LoraLinear(layer, rank, alpha))
 
 
 def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:

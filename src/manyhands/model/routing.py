@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from manyhands.model.quiet import quiet
+from manyhands.model.seeded import seeded
 from manyhands.model.self_test import BREAKS
 from manyhands.model.skinny import ALIGNED
 
@@ -259,7 +260,7 @@ def _routing_of_form(form: _Form) -> Routing | None:
     if probe is None:
         return None
     try:
-        with quiet(), torch.random.fork_rng(devices=[]), torch.no_grad():
+        with quiet(), seeded(0), torch.no_grad():
             return _routing_by_probe(probe)
     except BREAKS:
         return None

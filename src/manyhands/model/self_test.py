@@ -25,6 +25,7 @@ from manyhands.errors import UnsupportedModel
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.families import Family, reject, supported
 from manyhands.model.quiet import quiet
+from manyhands.model.seeded import seeded
 
 # Logits are compared in units of their own spread. Two float32 evaluations of a network this small
 # differ by 1e-6 to 1e-5 of it; a rotation that is wrong anywhere moves them by more than a tenth.
@@ -45,7 +46,7 @@ def self_test(config: Any) -> Family:
     """How the model type of `config` rotates; `UnsupportedModel` if it cannot be made to agree."""
     reject(config)
     try:
-        with quiet(), torch.random.fork_rng(devices=[]), torch.no_grad():
+        with quiet(), seeded(0), torch.no_grad():
             return _examine(config)
     except BREAKS as error:
         raise _refused(config, f"its tiny twin could not run ({error})") from error
@@ -173,7 +174,6 @@ def tiny_tokens() -> Tensor:
 
 
 def _examine(config: Any) -> Family:
-    torch.manual_seed(0)
     model = tiny_network(config)
     tokens = tiny_tokens()
     expected = model(input_ids=tokens[None], use_cache=False).logits[0]

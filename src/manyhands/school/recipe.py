@@ -203,11 +203,11 @@ class Recipe:
                 f"the recipe's tokenizer is not at {place}",
                 hint="Make it first; the recipe's own folder says how.",
             )
-        import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         from manyhands.model.devices import resolve_device
         from manyhands.model.loading import load_adapter
+        from manyhands.model.seeded import seeded
 
         if self.model.start:
             dtype = self.training.products if self.lora.rank else "float32"
@@ -219,9 +219,9 @@ class Recipe:
             bigger = grown(loaded[0].model, self.model.layers)
             return load_adapter(bigger, device=resolve_device(device), tokenizer=loaded[1])
         tokenizer = AutoTokenizer.from_pretrained(place)
-        torch.manual_seed(self.training.seed)
         made: Any = AutoModelForCausalLM  # transformers leaves from_config untyped
-        model = made.from_config(_config(self.model.config, tokenizer))
+        with seeded(self.training.seed):
+            model = made.from_config(_config(self.model.config, tokenizer))
         return load_adapter(model, device=resolve_device(device), tokenizer=tokenizer)
 
     def lessons(self, text: Text) -> Lessons:
