@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from benchmarks.joules import COPIED
 from benchmarks.performance import NOTHING_YET, Result, result, table
 
 _TURNS = ("life_sixteens_qwen3-8b", "life_ample_qwen3-8b", "life_ample_qwen3-32b")
@@ -126,6 +127,31 @@ def clocks() -> str:
     return table(head, rows) if rows else NOTHING_YET
 
 
+def joules() -> str:
+    """What kernels of passes with many rows take, and what their bytes take where they are only copied."""
+    found = result("joules")
+    if found is None:
+        return NOTHING_YET
+    a_byte = next(
+        each["joules"] / each["bytes"] for each in found["work"] if each["what"] == COPIED
+    )
+    rows = [
+        [
+            line["what"],
+            f"{line['bytes'] / 1e9:.2f}",
+            f"{line['ms']:.3f}",
+            f"{line['clock_mhz']:.0f}",
+            f"{line['watts']:.0f}",
+            f"{line['joules']:.3f}",
+            f"{line['bytes'] * a_byte:.3f}",
+        ]
+        for line in found["work"]
+    ]
+    head = ["work", "GB", "ms", "clock, MHz", "watts", "joules", "joules of its bytes, copied"]
+    return table(head, rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
-    made.__name__: made for made in (crowds, large_crowds, ample_padding, ample_memory, clocks)
+    made.__name__: made
+    for made in (crowds, large_crowds, ample_padding, ample_memory, clocks, joules)
 }
