@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.joules import COPIED
+from benchmarks.joules import READ
 from benchmarks.performance import NOTHING_YET, Result, result, table
 
 _TURNS = ("life_sixteens_qwen3-8b", "life_ample_qwen3-8b", "life_ample_qwen3-32b")
@@ -128,12 +128,12 @@ def clocks() -> str:
 
 
 def joules() -> str:
-    """What kernels of passes with many rows take, and what their bytes take where they are only copied."""
+    """What kernels of passes with many rows take, and what their bytes take where they are only read."""
     found = result("joules")
     if found is None:
         return NOTHING_YET
     a_byte = next(
-        each["joules"] / each["bytes"] for each in found["work"] if each["what"] == COPIED
+        each["joules"] / each["bytes"] for each in found["work"] if each["what"] == READ
     )
     rows = [
         [
@@ -147,7 +147,7 @@ def joules() -> str:
         ]
         for line in found["work"]
     ]
-    head = ["work", "GB", "ms", "clock, MHz", "watts", "joules", "joules of its bytes, copied"]
+    head = ["work", "GB", "ms", "clock, MHz", "watts", "joules", "joules of its bytes, read"]
     return table(head, rows)
 
 
