@@ -1,4 +1,4 @@
-"""Peers from outside: FlashAttention 3, FlashInfer and vLLM, fetched, packed, and unpacked elsewhere.
+"""Peers from outside: FlashAttention 3, FlashMLA, FlashInfer and vLLM, fetched, packed, and unpacked elsewhere.
 
     python -m benchmarks.outsiders fetch FOLDER            # download the wheels, take out what is needed
     python -m benchmarks.outsiders compile FOLDER          # FlashInfer's kernels: nvcc, Python 3.12, no GPU
@@ -6,13 +6,14 @@
     python -m benchmarks.outsiders pack FOLDER ARCHIVES    # one archive a peer
     python -m benchmarks.outsiders unpack ARCHIVES FOLDER  # on the machine with the GPU
     python -m benchmarks.attention --outsiders FOLDER
+    python -m benchmarks.latents --outsiders FOLDER
     python -m benchmarks.whole_engines --outsiders FOLDER
 
-The project depends on neither, and the machine with the GPU may have no network: hence archives.
+The project depends on none of them, and the machine with the GPU may have no network: hence archives.
 
-FlashAttention 3 is one library of vLLM's wheel, 152 MB, which xz packs to 10 MB. It calls torch's C++
-interface, so the wheel has to be one that was built against the torch that runs: vLLM 0.20.2 for torch 2.11 and
-CUDA 13. FlashInfer's wheel is Python and sources, which it compiles at their first use. `compile` does that ahead, for
+FlashAttention 3 is one library of vLLM's wheel, 152 MB, which xz packs to 10 MB; FlashMLA is another, of 2 MB, packed 1. They
+call torch's C++ interface, so the wheel has to be one that was built against the torch that runs: vLLM 0.20.2 for torch
+2.11 and CUDA 13. FlashInfer's wheel is Python and sources, which it compiles at their first use. `compile` does that ahead, for
 Hopper, bfloat16 and heads of 128 dims, the shapes of the benchmark; `benchmarks/outside_peers.py` calls both.
 
 vLLM as a whole is the same wheel, 245 MB, and what its Python imports beside torch, transformers and numpy. Of its
@@ -100,8 +101,10 @@ VLLM_PACKAGES = Path("vllm_engine")
 # In it: numbers that its kernels for experts were tuned with, a file for each shape and GPU.
 VLLM_TUNED = Path("vllm", "model_executor", "layers", "fused_moe", "configs")
 FA3_LIBRARY = Path("flash_attention_3", "_vllm_fa3_C.abi3.so")
+FLASHMLA_LIBRARY = Path("flashmla", "_flashmla_C.abi3.so")
 FLASHINFER_PACKAGES = Path("flashinfer")
 _FA3_IN_WHEEL = f"vllm/vllm_flash_attn/{FA3_LIBRARY.name}"
+_OUT_OF_VLLM = {FA3_LIBRARY: _FA3_IN_WHEEL, FLASHMLA_LIBRARY: f"vllm/{FLASHMLA_LIBRARY.name}"}
 _DATA = Path("flashinfer", "data")
 _COMPILED = _DATA / "aot"
 _NOT_CALLED = (  # of vLLM's wheel
@@ -132,12 +135,18 @@ def fetch(folder: Path) -> None:
         for wheel in sorted(Path(wheels).glob("*.whl")):
             with zipfile.ZipFile(wheel) as archive:
                 if wheel.name.startswith("vllm-"):
-                    target = folder / FA3_LIBRARY
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    with archive.open(_FA3_IN_WHEEL) as source, target.open("wb") as copy:
-                        shutil.copyfileobj(source, copy)
+                    _take_libraries(archive, folder)
                 else:
                     archive.extractall(folder / FLASHINFER_PACKAGES)
+
+
+def _take_libraries(wheel: zipfile.ZipFile, folder: Path) -> None:
+    """Copy FlashAttention 3 and FlashMLA out of vLLM's wheel."""
+    for library, name in _OUT_OF_VLLM.items():
+        target = folder / library
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with wheel.open(name) as source, target.open("wb") as copy:
+            shutil.copyfileobj(source, copy)
 
 
 def fetch_vllm(folder: Path) -> None:
@@ -212,7 +221,8 @@ def pack(folder: Path, archives: Path) -> None:
     def kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         return None if Path(member.name).name == "__pycache__" else member
 
-    for part in (FA3_LIBRARY.parent, FLASHINFER_PACKAGES, VLLM_PACKAGES):
+    libraries = FA3_LIBRARY.parent, FLASHMLA_LIBRARY.parent
+    for part in (*libraries, FLASHINFER_PACKAGES, VLLM_PACKAGES):
         if not (folder / part).exists():
             continue
         path = archives / f"{part}.tar.xz"
