@@ -11,7 +11,7 @@ and is asked in two ways, whose times are both told; the faster one counts:
 A prompt is asked for as a whole alone. FlashMLA has no dense form for prompts on Hopper, so this is its decoding with many
 queries; `whole, 256 at once` are sequences of 256 of them, each of which ends where its last query stands.
 
-FlashAttention 3 has a form for latents (`q_v`), which is asked in the same ways, with several numbers of splits. Of prompts
+FlashAttention 3 has a form for latents (`q_v`), which is asked in the same ways, with several numbers of splits, and for prompts without pages. Of these
 it is asked for the expanded form too, which is what vLLM has it do: keys and values of all heads, with a third of the
 products. Those that make keys and values of latents are not timed, as ours beside attention are not.
 
@@ -41,6 +41,7 @@ from benchmarks.outside_peers import (
     Sequences,
     Way,
     fa3,
+    fa3_dense,
     merging,
     strips,
     whole,
@@ -78,6 +79,8 @@ def ways(outsiders: Outsiders, layer: Situation, form: str) -> Iterator[Asking]:
             for splits in _SPLITS[:2] if is_prompt else _SPLITS:
                 way = f"{name}, splits {splits or 'as it chooses'}"
                 yield Asking(FA3, way, partial(_peer, each, partial(fa3, splits=splits), layer))
+            if is_prompt:
+                yield Asking(FA3, f"{name}, no pages", partial(_peer, each, fa3_dense, layer))
 
 
 def _cut(name: str, asked: Sequences) -> dict[str, Sequences]:

@@ -81,7 +81,7 @@ class Sequences:
 
     @property
     def scale(self) -> float:
-        """What scores are multiplied by (`Situation.call`)."""
+        """The factor of scores (`Situation.call`)."""
         return float(self.q.shape[2] ** -0.5)
 
     def ints(self, x: np.ndarray) -> Tensor:
@@ -163,7 +163,8 @@ class Outsiders:
 
 
 def _of_fa3(asked: Sequences) -> list[Callable[[], Way]]:
-    return [partial(fa3, asked, splits) for splits in _SPLITS]
+    dense = [partial(fa3_dense, asked)] if asked.is_causal else []
+    return [*(partial(fa3, asked, splits) for splits in _SPLITS), *dense]
 
 
 _Ways = Callable[[Sequences], list[Callable[[], Way]]]
@@ -290,10 +291,7 @@ def fa3(asked: Sequences, splits: int) -> Way:
     """FlashAttention 3 over these sequences, its schedule made ahead; of latents, in the form that it has for them."""
     ops = torch.ops._vllm_fa3_C
     none = None
-    q, keys, to_latents = asked.q, asked.keys, none
-    if asked.rotary is not None:
-        front = slice(asked.rotary)
-        q, keys, to_latents = q[..., front], keys[..., front], q[..., asked.rotary :]
+    q, to_latents, keys = _for_fa3(asked)
     table, indptr, lengths = asked.page_table(), asked.ints(asked.indptr), asked.ints(asked.lengths)
     most_q, most_k = int(np.diff(asked.indptr).max()), int(asked.lengths.max())
     dims, page, causal = (q.shape[2], asked.values.shape[3]), keys.shape[1], asked.is_causal
@@ -311,6 +309,38 @@ def fa3(asked: Sequences, splits: int) -> Way:
         return out, lse.T
 
     return Way(attend, 1 / math.log(2))
+
+
+def fa3_dense(asked: Sequences) -> Way:
+    """FlashAttention 3 over one sequence of `whole`, told nothing of pages.
+
+    With pages it loads keys by tensor maps only where they are as long as its tiles, mostly of 128 keys; of 64 they are not.
+    """
+    assert len(asked.pages) == 1, "of one row"
+    none = None
+    q, to_latents, keys = _for_fa3(asked)
+    length = int(asked.lengths[0])
+    keys, values = (x.flatten(0, 1)[None, :length] for x in (keys, asked.values))
+    q = q[None]
+    to_latents = None if to_latents is None else to_latents[None]
+
+    def attend() -> tuple[Tensor, Tensor]:
+        out, lse, *_ = torch.ops._vllm_fa3_C.fwd(
+            *(q, keys, values, none, none, to_latents, none, none, none, none, none),
+            *(none, none, none, none, none, none, none, none, none, none, none, none),
+            *(asked.scale, asked.is_causal, -1, -1, 0.0, True, none, 0, none, 0, none, 1, 0, none),
+        )
+        return out.flatten(0, 1), lse.transpose(1, 2)
+
+    return Way(attend, 1 / math.log(2))
+
+
+def _for_fa3(asked: Sequences) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Queries, those to latents where there are any, and keys, which then are rotated dims alone."""
+    if asked.rotary is None:
+        return asked.q, None, asked.keys
+    at = asked.rotary
+    return asked.q[..., :at], asked.q[..., at:], asked.keys[..., :at]
 
 
 def _tables(asked: Sequences) -> tuple[Tensor, Tensor, Tensor]:

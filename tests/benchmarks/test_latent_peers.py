@@ -22,7 +22,16 @@ from benchmarks import latent_peers, latents, layer_tables, situations
 from benchmarks.gate import check_op
 from benchmarks.latent_peers import EXPANDED, LATENT, NAMES, flashmla, in_pieces, ways
 from benchmarks.latents import Heads, lay_out
-from benchmarks.outside_peers import FA3, FLASHMLA, Outsiders, fa3, merging, strips, whole
+from benchmarks.outside_peers import (
+    FA3,
+    FLASHMLA,
+    Outsiders,
+    fa3,
+    fa3_dense,
+    merging,
+    strips,
+    whole,
+)
 from manyhands.cache.view import View
 
 CPU = torch.device("cpu")
@@ -112,6 +121,13 @@ def forward(*given: Any) -> list[Tensor]:
     """FlashAttention 3's: log-sum-exps come as [H, E]."""
     q, k, v, q_v, ends, lengths, most_q = (given[n] for n in (0, 1, 2, 5, 7, 11, 12))
     table, scale, is_causal, made, splits = (given[n] for n in (14, 23, 24, 29, 30))
+    if table is None:
+        assert all(given[n] is None for n in (7, 8, 11, 12, 13, 29)), "no sequences but those of q"
+        if q_v is not None:
+            q, k = torch.cat((q, q_v), -1), torch.cat((k, v), -1)
+        found = [attended(*each, scale, is_causal=is_causal) for each in zip(q, k, v, strict=True)]
+        out, lse = (torch.stack(each) for each in zip(*found, strict=True))
+        return [out, lse.transpose(1, 2).contiguous()]
     asked = [most_q, q.shape[1], k.shape[2], q.shape[2], v.shape[3], k.shape[1], is_causal, splits]
     assert made.tolist() == [int(each) for each in asked], "a schedule is of this call"
     assert all(given[n] is None for n in (3, 4, 6, 8, 9, 10, 15, 16, 17, 18, 19, 20, 21, 22, 33))
@@ -183,7 +199,7 @@ def test_every_way_is_the_op(case: str, both: Outsiders) -> None:
         assert is_right(layer, each.prepare()()), each
     assert {each.way for each in asked if each.peer == FLASHMLA} == WAYS[case]
     of_fa3 = [each.way for each in asked if each.peer == FA3]
-    assert len(of_fa3) == (2 if layer.plan.num_rows < layer.plan.num_tokens else 8)
+    assert len(of_fa3) == (3 if layer.plan.num_rows < layer.plan.num_tokens else 8)
 
 
 def test_prompts_in_the_expanded_form_too(both: Outsiders) -> None:
@@ -199,7 +215,8 @@ def test_keys_and_values_apart_have_the_same_code(history: int) -> None:
     """As `benchmarks/attention.py` asks for them, with two key heads."""
     views = situations.prefill(history)
     prompt = situations.lay_out(views, (4, 2), 16, CPU, torch.float32, num_new=32)
-    assert is_right(prompt, fa3(whole(prompt), 0).call()[0])
+    for way in (fa3(whole(prompt), 0), fa3_dense(whole(prompt))):
+        assert is_right(prompt, way.call()[0])
     team = situations.lay_out(situations.team(3, 100, 6), (4, 2), 16, CPU, torch.float32)
     asked = strips(team)
     assert asked is not None
