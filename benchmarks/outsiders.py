@@ -11,10 +11,12 @@
 
 The project depends on none of them, and the machine with the GPU may have no network: hence archives.
 
-FlashAttention 3 is one library of vLLM's wheel, 152 MB, which xz packs to 10 MB; FlashMLA is another, of 2 MB, packed 1. They
-call torch's C++ interface, so the wheel has to be one that was built against the torch that runs: vLLM 0.20.2 for torch
-2.11 and CUDA 13. FlashInfer's wheel is Python and sources, which it compiles at their first use. `compile` does that ahead, for
-Hopper, bfloat16 and heads of 128 dims, the shapes of the benchmark; `benchmarks/outside_peers.py` calls both.
+FlashAttention 3 is one library of vLLM's wheel, of 152 MB; FlashMLA is another, of 2 MB. With those kernels alone that
+the benchmarks ask for (`benchmarks/fat_binaries.py`: Hopper, bfloat16, some sizes of heads) both pack to 3 MB. They call
+torch's C++ interface, so the wheel has to be one that was built against the torch that runs: vLLM 0.20.2 for torch
+2.11 and CUDA 13. FlashInfer's wheel is Python and sources, which it compiles at their first use. `compile` does that
+ahead, for Hopper, bfloat16 and heads of 128 dims, the shapes of the benchmark. `benchmarks/outside_peers.py` and
+`benchmarks/latent_peers.py` call them.
 
 vLLM as a whole is the same wheel, 245 MB, and what its Python imports beside torch, transformers and numpy. Of its
 kernels only those for Hopper are kept, of FlashAttention 3 those of bfloat16 and heads of 64 or 128 dims
@@ -119,6 +121,9 @@ _FOR = ("--python-version", "3.12", "--only-binary", ":all:")
 _PLATFORMS = ("manylinux_2_35", "manylinux_2_28", "manylinux_2_24", "manylinux2014")
 HEAD_DIM = 128
 _VLLM_HEAD_DIMS = (64, HEAD_DIM)  # of the networks that vLLM is timed with
+# As FlashAttention 3 names them: of `benchmarks/attention.py`; of latents; of their expanded forms.
+_OP_HEAD_DIMS = (f"{HEAD_DIM}", "64_512", "192_128", "256")
+_OF_FA3 = re.compile(rb"\d_flash_fwd_hdim(\w+?)_sm90_cu")
 
 
 def _download(wheels: Path) -> list[str]:
@@ -141,12 +146,11 @@ def fetch(folder: Path) -> None:
 
 
 def _take_libraries(wheel: zipfile.ZipFile, folder: Path) -> None:
-    """Copy FlashAttention 3 and FlashMLA out of vLLM's wheel."""
+    """FlashAttention 3 and FlashMLA out of vLLM's wheel, with the kernels that are asked for."""
     for library, name in _OUT_OF_VLLM.items():
         target = folder / library
         target.parent.mkdir(parents=True, exist_ok=True)
-        with wheel.open(name) as source, target.open("wb") as copy:
-            shutil.copyfileobj(source, copy)
+        target.write_bytes(pruned(wheel.read(name), is_asked))
 
 
 def fetch_vllm(folder: Path) -> None:
@@ -168,11 +172,22 @@ def fetch_vllm(folder: Path) -> None:
     (target / "sitecustomize.py").write_text(words, encoding="utf-8")  # Python imports it by itself
 
 
+def is_asked(kernels: Kernels) -> bool:
+    """Whether a benchmark of the op may ask FlashAttention 3 or FlashMLA for these kernels."""
+    if not (kernels.is_machine_code and kernels.arch == _HOPPER):
+        return False
+    source = _OF_FA3.search(kernels.code)
+    if source is None:
+        return True
+    kinds = tuple(b"%s_bf16" % dims.encode() for dims in _OP_HEAD_DIMS)
+    return source[1].startswith(kinds) and b"softcap" not in source[1]
+
+
 def is_called(kernels: Kernels) -> bool:
     """Whether a GPU of the kind that is measured may run these kernels of vLLM's, with the shapes that are."""
     if not (kernels.is_machine_code and kernels.arch == _HOPPER):
         return False
-    source = re.search(rb"\d_flash_fwd_hdim(\w+?)_sm90_cu", kernels.code)
+    source = _OF_FA3.search(kernels.code)
     if source is not None:
         return source[1].startswith(tuple(b"%d_bf16" % dims for dims in _VLLM_HEAD_DIMS))
     dims = set(re.findall(rb"EEEEEELi(\d+)ENS_\w*?bfloat16_tE?f?NS_4arch", kernels.code))

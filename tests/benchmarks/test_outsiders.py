@@ -19,6 +19,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from benchmarks import outsiders, situations
+from benchmarks.fat_binaries import Kernels
 from benchmarks.gate import check_op
 from benchmarks.outside_peers import (
     FA3,
@@ -113,6 +114,25 @@ def test_libraries_are_taken_out_of_the_wheel(
     found = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
     assert found == {outsiders.FA3_LIBRARY, outsiders.FLASHMLA_LIBRARY}
     assert (tmp_path / outsiders.FLASHMLA_LIBRARY).read_text() == "latents"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_asked"),
+    [
+        (b"_INTERNAL_34_flash_fwd_hdim128_bf16_paged_sm90_cu_e9", True),
+        (b"_INTERNAL_34_flash_fwd_hdim128_bf16_paged_softcap_sm90_cu_e9", False),
+        (b"_INTERNAL_34_flash_fwd_hdim128_fp16_paged_sm90_cu_e9", False),
+        (b"_INTERNAL_34_flash_fwd_hdim192_128_bf16_sm90_cu_e9", True),
+        (b"_INTERNAL_34_flash_fwd_hdim192_bf16_split_sm90_cu_e9", False),
+        (b"_INTERNAL_34_flash_fwd_hdim64_512_bf16_split_sm90_cu_e9", True),
+        (b"_INTERNAL_34_flash_fwd_hdim64_256_bf16_sm90_cu_e9", False),
+        (b"_INTERNAL_34_flash_prepare_scheduler_cu_26", True),
+    ],
+)
+def test_kernels_that_the_op_may_ask_for_are_kept(name: bytes, is_asked: bool) -> None:
+    assert outsiders.is_asked(Kernels(2, 90, 0, name)) is is_asked
+    assert not outsiders.is_asked(Kernels(2, 100, 0, name))
+    assert not outsiders.is_asked(Kernels(1, 90, 0, name))
 
 
 def test_archives_hold_what_was_packed(tmp_path: Path) -> None:
