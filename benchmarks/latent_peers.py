@@ -11,9 +11,10 @@ and is asked in two ways, whose times are both told; the faster one counts:
 A prompt is asked for as a whole alone. FlashMLA has no dense form for prompts on Hopper, so this is its decoding with many
 queries; `whole, 256 at once` are sequences of 256 of them, each of which ends where its last query stands.
 
-FlashAttention 3 has a form for latents (`q_v`), which is asked in the same ways, with several numbers of splits, and for prompts without pages. Of these
-it is asked for the expanded form too, which is what vLLM has it do: keys and values of all heads, with a third of the
-products. Those that make keys and values of latents are not timed, as ours beside attention are not.
+FlashAttention 3 has a form for latents (`q_v`), which is asked in the same ways, with several numbers of splits, and
+for prompts without pages too. Of prompts it is asked for the expanded form as well, which is what vLLM has it do: keys and
+values of all heads, with a third to a half of the products. Those that make keys and values of latents are not
+timed, as ours beside attention are not.
 
 Timed is the op, with the launch that merges, as CUDA graphs replay it. Before the clock come turned queries, keys that
 are laid out, and the schedule of either, which vLLM makes once a step for all layers. FlashMLA wants latents in front
