@@ -57,11 +57,19 @@ def check_op(
     rows: list[int],
 ) -> Checked:
     """`out` [T, H, Dv] against float64, on tokens of some `rows`."""
+    where, want = right(store, q, plan, call, rows)
+    return check_against(out[where], want)
+
+
+def right(
+    store: LayerStore, q: Tensor, plan: Plan, call: LayerCall, rows: list[int]
+) -> tuple[Tensor, Tensor]:
+    """Some tokens of these `rows`, and the op's right answers for them in float64."""
     part, tokens = of_rows(plan, rows)
     where = torch.as_tensor(tokens, device=q.device)
     backend = ReferenceBackend()
     prepared = backend.prepare(part, q.device)
-    return check_against(out[where], backend.attend(store, q[where].double(), prepared, call))
+    return where, backend.attend(store, q[where].double(), prepared, call)
 
 
 def check_against(out: Tensor, want: Tensor) -> Checked:

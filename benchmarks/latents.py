@@ -2,12 +2,15 @@
 
     python -m benchmarks.latents --minutes 4
     python -m benchmarks.latents --shapes deepseek-v2-lite,deepseek-v3 --tiles specialised,ordinary
+    python -m benchmarks.latents --shapes deepseek-v2-lite,kimi-k2,deepseek-v3 --outsiders FOLDER
 
 Teams over a common text and prompts, at the shapes of published networks. `latent` reads one latent and one rotated
 key a token for all heads; `expanded` reads what the layer would cache without the absorbed form, in the same views. The
 limit of either is the longer of two times, that of its bytes at the speed of a copy and that of its products at the
 speed of a large matrix product. What the absorbed form costs besides, two small products a token, is timed apart.
 `--tiles`: those that Hopper has for latents, and those that other GPUs have.
+`--outsiders`: FlashMLA and FlashAttention 3 too, as `benchmarks/outsiders.py` unpacks them; how they are asked, and what of it is timed,
+says `benchmarks/latent_peers.py`. Their answers pass the same gate as ours, each way for itself.
 `--passes`: passes of a whole network of DeepSeek-V2-Lite's shape with random weights, by both tiles, engine after engine.
 """
 
@@ -17,10 +20,10 @@ import argparse
 import json
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,10 +32,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks import op_peers, situations
+from benchmarks import latent_peers, op_peers, situations
 from benchmarks.breakdown import breakdown
 from benchmarks.decode import check_engine_op, free
-from benchmarks.gate import check_op
+from benchmarks.gate import check_against, right
+from benchmarks.latent_peers import EXPANDED, LATENT
+from benchmarks.outside_peers import Outsiders
 from benchmarks.results import Clock, Results, parser
 from benchmarks.situations import Situation
 from benchmarks.timing import matmul_rate, milliseconds
@@ -60,7 +65,7 @@ class Heads:
 
     def shape(self, form: str) -> LayerShape:
         """The shape of a layer that stores in this form."""
-        if form == "latent":
+        if form == LATENT:
             return LayerShape(
                 self.num_heads, 1, self.rotary + self.latent, self.latent, is_latent=True
             )
@@ -107,7 +112,7 @@ _V2_TINY = {
     **{"num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 24},
     **{"qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 12},
 }
-FORMS = ("latent", "expanded")
+FORMS = (LATENT, EXPANDED)
 SPECIALISED, ORDINARY = "specialised", "ordinary"  # tiles
 
 
@@ -177,6 +182,7 @@ class Latents:
         self.dtype = torch.bfloat16 if self.is_gpu else torch.float32
         self.bandwidth = copy_bandwidth(self.device)
         self.rate = matmul_rate(self.device, self.dtype)
+        self.outsiders = Outsiders(arguments.outsiders, self.device, latent_peers.NAMES)
         self.file = Results("latents", arguments, clock)
         self.file.put(
             backend="triton" if self._has_kernels else "torch",
@@ -192,7 +198,10 @@ class Latents:
         )
 
     def run(self) -> None:
-        """Every shape, every case, both forms."""
+        """Every shape, every case, both forms; peers behind ours, each on the same layer."""
+        if not self.arguments.no_peers:
+            for name, why in self.outsiders.missing.items():
+                self.file.leave_out(name, why)
         is_tiny = self.arguments.tiny
         names = ["tiny"] if is_tiny else self.arguments.shapes.split(",")
         for name in names:
@@ -210,10 +219,13 @@ class Latents:
         heads = SHAPES[name]
         shape = heads.shape(form)
         layer = lay_out(views, shape, heads.rotary, (self.device, self.dtype), new)
-        for tiles in self.arguments.tiles.split(",") if form == "latent" else [ORDINARY]:
+        last = layer.plan.num_rows - 1
+        where, want = right(layer.store, layer.q, layer.plan, layer.call, sorted({0, last}))
+        gate_of = partial(_gate, where, want)
+        for tiles in self.arguments.tiles.split(",") if form == LATENT else [ORDINARY]:
             with _by(tiles, self._has_kernels):
                 work = op_peers.ours(layer, self._backend(shape))
-                gate = self._gate(layer, work())
+                gate = gate_of(work())
                 if gate is None:
                     self.file.add("red", name=name, case=case, form=form, tiles=tiles)
                     continue
@@ -224,7 +236,7 @@ class Latents:
                 name=name,
                 case=case,
                 form=form,
-                tiles=tiles if form == "latent" else None,
+                tiles=tiles if form == LATENT else None,
                 us=round(1e3 * flushed, 2),
                 us_limit=round(1e3 * limit, 2),
                 of_limit=round(limit / flushed, 3) if flushed > 0 else None,
@@ -233,6 +245,24 @@ class Latents:
                 operations=layer.num_operations,
                 gate=gate,
             )
+        if not self.arguments.no_peers:
+            self._peers({"name": name, "case": case, "form": form}, layer, gate_of)
+
+    def _peers(self, cell: dict[str, str], layer: Layer, gate_of: Gate) -> None:
+        """Every way to ask a peer: its time, if its answer is right."""
+        for peer, way, prepare in latent_peers.ways(self.outsiders, layer, cell["form"]):
+            what = f"{peer} ({way}): {', '.join(cell.values())}"
+            if not self.clock.allows(2):
+                self.file.leave_out(what, "the time was over")
+                continue
+            with self.file.surviving(what):
+                work = prepare()
+                gate = gate_of(work())
+                if gate is None:
+                    self.file.leave_out(what, "its answer is wrong")
+                    continue
+                us = round(1e3 * milliseconds(work, self.device, flushed=True), 2)
+                self.file.add("peers", **cell, peer=peer, way=way, us=us, gate=gate)
 
     @torch.inference_mode()
     def _products(self, name: str) -> None:
@@ -257,10 +287,14 @@ class Latents:
 
         return TritonBackend([shape], self.dtype, self.device)
 
-    def _gate(self, layer: Layer, out: Tensor) -> dict[str, float] | None:
-        last = layer.plan.num_rows - 1
-        verdict = check_op(out, layer.store, layer.q, layer.plan, layer.call, sorted({0, last}))
-        return asdict(verdict) if verdict.is_green else None
+
+Gate = Callable[[Tensor], dict[str, float] | None]
+
+
+def _gate(where: Tensor, want: Tensor, out: Tensor) -> dict[str, float] | None:
+    """How far off an answer is on some tokens; None: too far."""
+    verdict = check_against(out[where], want)
+    return asdict(verdict) if verdict.is_green else None
 
 
 class Passes:
@@ -336,6 +370,11 @@ def main(words: list[str] | None = None) -> None:
     options = parser(__doc__, minutes=4.0)
     options.add_argument("--shapes", default="deepseek-v2-lite", help=", ".join(SHAPES))
     options.add_argument("--tiles", default=SPECIALISED, help=f"{SPECIALISED}, {ORDINARY}")
+    options.add_argument(
+        "--outsiders",
+        type=Path,
+        help="folder with FlashMLA and FlashAttention 3, as benchmarks/outsiders.py unpacks it",
+    )
     options.add_argument("--passes", action="store_true", help="passes of a whole network instead")
     arguments = options.parse_args(words)
     kind = Passes if arguments.passes else Latents

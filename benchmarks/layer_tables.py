@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from benchmarks.performance import NOTHING_YET, Result, result, results, table
+from benchmarks.performance import NOTHING_YET, Result, cell, result, results, table
 from benchmarks.shapes import SHAPES
 
 KINDS = {"ordinary": "bfloat16", "fp8": "float8", "int4": "four bits"}
@@ -409,8 +409,14 @@ def _accuracies(found: Result) -> Iterator[list[str]]:
 _LATENT_NETWORKS = {
     "deepseek-v2-lite": "DeepSeek-V2-Lite, 16 heads",
     "glm-4.7-flash": "GLM-4.7-Flash, 20",
+    "kimi-k2": "Kimi K2, 64",
     "deepseek-v3": "DeepSeek-V3, 128",
 }
+_LATENT_PEERS = (
+    ("latent", "FlashMLA"),
+    ("latent", "FlashAttention 3"),
+    ("expanded", "FlashAttention 3"),
+)
 
 
 def latents() -> str:
@@ -419,20 +425,16 @@ def latents() -> str:
     if found is None:
         return NOTHING_YET
     by_case: dict[tuple[str, str], dict[str, Result]] = {}
-    for cell in found["cells"]:
-        by_case.setdefault((cell["name"], cell["case"]), {})[cell["tiles"] or cell["form"]] = cell
+    for line in found["cells"]:
+        by_case.setdefault((line["name"], line["case"]), {})[line["tiles"] or line["form"]] = line
     rows = []
     last = ""
     for (name, case), by in by_case.items():
         ours, ordinary, expanded = by["specialised"], by.get("ordinary"), by["expanded"]
-        kind, history, more = case.split()
-        team = "1 worker" if more == "1" else f"{more} workers"
-        told = team if kind == "team" else f"prompt of {more}"
         rows.append(
             [
                 _LATENT_NETWORKS.get(name, name) if name != last else "",
-                told,
-                history,
+                *_latent_case(case),
                 f"{ours['us']:.0f}",
                 f"{ordinary['us']:.0f}" if ordinary else "",
                 f"{ours['us'] / ordinary['us']:.2f}" if ordinary else "",
@@ -445,14 +447,54 @@ def latents() -> str:
     return table([*head, "over the limit", "expanded, µs"], rows)
 
 
+def _latent_case(case: str) -> tuple[str, str]:
+    """The queries of a case of `benchmarks/latents.py`, and their history."""
+    kind, history, more = case.split()
+    team = "1 worker" if more == "1" else f"{more} workers"
+    return team if kind == "team" else f"prompt of {more}", history
+
+
+def latents_peers() -> str:
+    """Ours of latents beside FlashMLA and FlashAttention 3, each by the fastest way to ask it."""
+    found = result("latents")
+    if found is None or "peers" not in found:
+        return NOTHING_YET
+    best: dict[tuple[str, str, str, str], Result] = {}
+    for line in found["peers"]:
+        key = line["name"], line["case"], line["form"], line["peer"]
+        if key not in best or line["us"] < best[key]["us"]:
+            best[key] = line
+    rows = []
+    last = ""
+    for name, case in dict.fromkeys(key[:2] for key in best):
+        ours = cell(found, name=name, case=case, form="latent", tiles="specialised")
+        if ours is None:
+            continue
+        told = []
+        for form, peer in _LATENT_PEERS:
+            line = best.get((name, case, form, peer))
+            told += [f"{line['us']:.0f} ({line['way']})", _over(ours, line)] if line else ["", ""]
+        network = _LATENT_NETWORKS.get(name, name) if name != last else ""
+        rows.append([network, *_latent_case(case), f"{ours['us']:.0f}", *told])
+        last = name
+    head = ["network", "queries", "history", "ours, µs"]
+    for form, peer in _LATENT_PEERS:
+        head += [f"{peer}{', expanded' if form == 'expanded' else ''}, µs", "ours over it"]
+    return table(head, rows)
+
+
+def _over(ours: Result, line: Result) -> str:
+    return f"{ours['us'] / line['us']:.2f}" if line["us"] else ""
+
+
 def latents_passes() -> str:
     """Passes of a whole network with latents, by both kinds of tiles."""
     found = result("latents_passes")
     if found is None:
         return NOTHING_YET
     by_cell: dict[tuple[int, int], dict[str, float]] = {}
-    for cell in found["cells"]:
-        by_cell.setdefault((cell["history"], cell["workers"]), {})[cell["tiles"]] = cell["ms"]
+    for line in found["cells"]:
+        by_cell.setdefault((line["history"], line["workers"]), {})[line["tiles"]] = line["ms"]
     rows = [
         [
             str(history),
@@ -487,6 +529,7 @@ TABLES: dict[str, Callable[[], str]] = {
         four_bits_passes,
         quantised_accuracy,
         latents,
+        latents_peers,
         latents_passes,
     )
 }

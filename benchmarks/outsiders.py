@@ -1,4 +1,4 @@
-"""Peers from outside: FlashAttention 3, FlashInfer and vLLM, fetched, packed, and unpacked elsewhere.
+"""Peers from outside: FlashAttention 3, FlashMLA, FlashInfer and vLLM, fetched, packed, and unpacked elsewhere.
 
     python -m benchmarks.outsiders fetch FOLDER            # download the wheels, take out what is needed
     python -m benchmarks.outsiders compile FOLDER          # FlashInfer's kernels: nvcc, Python 3.12, no GPU
@@ -6,14 +6,17 @@
     python -m benchmarks.outsiders pack FOLDER ARCHIVES    # one archive a peer
     python -m benchmarks.outsiders unpack ARCHIVES FOLDER  # on the machine with the GPU
     python -m benchmarks.attention --outsiders FOLDER
+    python -m benchmarks.latents --outsiders FOLDER
     python -m benchmarks.whole_engines --outsiders FOLDER
 
-The project depends on neither, and the machine with the GPU may have no network: hence archives.
+The project depends on none of them, and the machine with the GPU may have no network: hence archives.
 
-FlashAttention 3 is one library of vLLM's wheel, 152 MB, which xz packs to 10 MB. It calls torch's C++
-interface, so the wheel has to be one that was built against the torch that runs: vLLM 0.20.2 for torch 2.11 and
-CUDA 13. FlashInfer's wheel is Python and sources, which it compiles at their first use. `compile` does that ahead, for
-Hopper, bfloat16 and heads of 128 dims, the shapes of the benchmark; `benchmarks/outside_peers.py` calls both.
+FlashAttention 3 is one library of vLLM's wheel, of 152 MB; FlashMLA is another, of 2 MB. With those kernels alone that
+the benchmarks ask for (`benchmarks/fat_binaries.py`: Hopper, bfloat16, some sizes of heads) both pack to 3 MB. They call
+torch's C++ interface, so the wheel has to be one that was built against the torch that runs: vLLM 0.20.2 for torch
+2.11 and CUDA 13. FlashInfer's wheel is Python and sources, which it compiles at their first use. `compile` does that
+ahead, for Hopper, bfloat16 and heads of 128 dims, the shapes of the benchmark. `benchmarks/outside_peers.py` and
+`benchmarks/latent_peers.py` call them.
 
 vLLM as a whole is the same wheel, 245 MB, and what its Python imports beside torch, transformers and numpy. Of its
 kernels only those for Hopper are kept, of FlashAttention 3 those of bfloat16 and heads of 64 or 128 dims
@@ -100,8 +103,10 @@ VLLM_PACKAGES = Path("vllm_engine")
 # In it: numbers that its kernels for experts were tuned with, a file for each shape and GPU.
 VLLM_TUNED = Path("vllm", "model_executor", "layers", "fused_moe", "configs")
 FA3_LIBRARY = Path("flash_attention_3", "_vllm_fa3_C.abi3.so")
+FLASHMLA_LIBRARY = Path("flashmla", "_flashmla_C.abi3.so")
 FLASHINFER_PACKAGES = Path("flashinfer")
 _FA3_IN_WHEEL = f"vllm/vllm_flash_attn/{FA3_LIBRARY.name}"
+_OUT_OF_VLLM = {FA3_LIBRARY: _FA3_IN_WHEEL, FLASHMLA_LIBRARY: f"vllm/{FLASHMLA_LIBRARY.name}"}
 _DATA = Path("flashinfer", "data")
 _COMPILED = _DATA / "aot"
 _NOT_CALLED = (  # of vLLM's wheel
@@ -116,6 +121,9 @@ _FOR = ("--python-version", "3.12", "--only-binary", ":all:")
 _PLATFORMS = ("manylinux_2_35", "manylinux_2_28", "manylinux_2_24", "manylinux2014")
 HEAD_DIM = 128
 _VLLM_HEAD_DIMS = (64, HEAD_DIM)  # of the networks that vLLM is timed with
+# As FlashAttention 3 names them: of `benchmarks/attention.py`; of latents; of their expanded forms.
+_OP_HEAD_DIMS = (f"{HEAD_DIM}", "64_512", "192_128", "256")
+_OF_FA3 = re.compile(rb"\d_flash_fwd_hdim(\w+?)_sm90_cu")
 
 
 def _download(wheels: Path) -> list[str]:
@@ -132,12 +140,17 @@ def fetch(folder: Path) -> None:
         for wheel in sorted(Path(wheels).glob("*.whl")):
             with zipfile.ZipFile(wheel) as archive:
                 if wheel.name.startswith("vllm-"):
-                    target = folder / FA3_LIBRARY
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    with archive.open(_FA3_IN_WHEEL) as source, target.open("wb") as copy:
-                        shutil.copyfileobj(source, copy)
+                    _take_libraries(archive, folder)
                 else:
                     archive.extractall(folder / FLASHINFER_PACKAGES)
+
+
+def _take_libraries(wheel: zipfile.ZipFile, folder: Path) -> None:
+    """FlashAttention 3 and FlashMLA out of vLLM's wheel, with the kernels that are asked for."""
+    for library, name in _OUT_OF_VLLM.items():
+        target = folder / library
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(pruned(wheel.read(name), is_asked))
 
 
 def fetch_vllm(folder: Path) -> None:
@@ -159,11 +172,22 @@ def fetch_vllm(folder: Path) -> None:
     (target / "sitecustomize.py").write_text(words, encoding="utf-8")  # Python imports it by itself
 
 
+def is_asked(kernels: Kernels) -> bool:
+    """Whether a benchmark of the op may ask FlashAttention 3 or FlashMLA for these kernels."""
+    if not (kernels.is_machine_code and kernels.arch == _HOPPER):
+        return False
+    source = _OF_FA3.search(kernels.code)
+    if source is None:
+        return True
+    kinds = tuple(b"%s_bf16" % dims.encode() for dims in _OP_HEAD_DIMS)
+    return source[1].startswith(kinds) and b"softcap" not in source[1]
+
+
 def is_called(kernels: Kernels) -> bool:
     """Whether a GPU of the kind that is measured may run these kernels of vLLM's, with the shapes that are."""
     if not (kernels.is_machine_code and kernels.arch == _HOPPER):
         return False
-    source = re.search(rb"\d_flash_fwd_hdim(\w+?)_sm90_cu", kernels.code)
+    source = _OF_FA3.search(kernels.code)
     if source is not None:
         return source[1].startswith(tuple(b"%d_bf16" % dims for dims in _VLLM_HEAD_DIMS))
     dims = set(re.findall(rb"EEEEEELi(\d+)ENS_\w*?bfloat16_tE?f?NS_4arch", kernels.code))
@@ -212,7 +236,8 @@ def pack(folder: Path, archives: Path) -> None:
     def kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         return None if Path(member.name).name == "__pycache__" else member
 
-    for part in (FA3_LIBRARY.parent, FLASHINFER_PACKAGES, VLLM_PACKAGES):
+    libraries = FA3_LIBRARY.parent, FLASHMLA_LIBRARY.parent
+    for part in (*libraries, FLASHINFER_PACKAGES, VLLM_PACKAGES):
         if not (folder / part).exists():
             continue
         path = archives / f"{part}.tar.xz"

@@ -2,6 +2,7 @@
 
     python -m benchmarks.outsiders fetch-vllm FOLDER      where there is a network; then pack, and unpack
     python -m benchmarks.whole_engines --outsiders FOLDER --models qwen3-8b,codellama-7b --minutes 8
+    python -m benchmarks.whole_engines --outsiders FOLDER --models gpt-oss-20b-mxfp4 --crowds lone
 
 Both get the same networks (real shapes, random weights) and the same prompts, as token ids. Timed are steps in which
 every row gets a token, a team's too, on the caller's clock and from tokens to tokens: scheduling, network and choice of
@@ -153,6 +154,17 @@ _LOOK = 0.5  # seconds between two looks at what vLLM told
 _RELEASED = 0.95  # share of the device's memory that is free again when another process has ended
 
 
+def chosen(crowds: Sequence[Crowd], words: str) -> tuple[Crowd, ...]:
+    """The crowds whose names have one of these words in them, which commas part."""
+    found = tuple(crowd for crowd in crowds if any(word in crowd.name for word in words.split(",")))
+    if not found:
+        names = "; ".join(crowd.name for crowd in crowds)
+        raise InvalidRequest(
+            f"no crowd has a name with {words!r} in it: give a part of one of these: {names}"
+        )
+    return found
+
+
 class WholeEngines:
     """One network, both engines."""
 
@@ -162,7 +174,7 @@ class WholeEngines:
         self.shape = SHAPES[name]
         if arguments.tiny:
             self.shape = tiny_of(self.shape) if self.shape.num_experts else TINY
-        self.crowds = TINY_CROWDS if arguments.tiny else CROWDS[name]
+        self.crowds = chosen(TINY_CROWDS if arguments.tiny else CROWDS[name], arguments.crowds)
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.results = Results(f"whole_engines_{name}", arguments, clock)
 
@@ -698,6 +710,9 @@ def main(words: list[str] | None = None) -> None:
     options.add_argument("--models", default=",".join(CROWDS))
     options.add_argument(
         "--outsiders", type=Path, help="folder with vLLM (benchmarks/outsiders.py)"
+    )
+    options.add_argument(
+        "--crowds", default="", help="parts of names, comma-separated: only crowds with one of them"
     )
     options.set_defaults(gates={})  # by their titles: networks without experts have one
     arguments = options.parse_args(words)

@@ -6,6 +6,8 @@ Neither peer is here. In their place stands plain attention per sequence, in the
 from __future__ import annotations
 
 import math
+import subprocess
+import zipfile
 from functools import partial
 from pathlib import Path
 
@@ -17,10 +19,12 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from benchmarks import outsiders, situations
+from benchmarks.fat_binaries import Kernels
 from benchmarks.gate import check_op
 from benchmarks.outside_peers import (
     FA3,
     FLASHINFER,
+    FLASHMLA,
     Outsiders,
     Sequences,
     Way,
@@ -90,25 +94,65 @@ def test_a_peer_that_is_not_there_is_left_out_with_the_reason(tmp_path: Path) ->
         (FA3, FLASHINFER), "no folder with it (--outsiders)"
     )
     assert set(Outsiders(tmp_path, CPU).missing) == {FA3, FLASHINFER}
+    assert set(Outsiders(tmp_path, CPU, [FLASHMLA]).missing) == {FLASHMLA}
     assert not Outsiders(tmp_path, CPU).peers(a_situation(), "teams")
+
+
+def test_libraries_are_taken_out_of_the_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(command: list[str], *, check: bool) -> None:
+        wheels = Path(command[command.index("-d") + 1])
+        assert outsiders.VLLM in command
+        with zipfile.ZipFile(wheels / "vllm-0-none-any.whl", "w") as wheel:
+            wheel.writestr("vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so", "attention")
+            wheel.writestr("vllm/_flashmla_C.abi3.so", "latents")
+            wheel.writestr("vllm/_C.abi3.so", "not called")
+
+    monkeypatch.setattr(subprocess, "run", download)
+    outsiders.main(["fetch", str(tmp_path)])
+    found = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {outsiders.FA3_LIBRARY, outsiders.FLASHMLA_LIBRARY}
+    assert (tmp_path / outsiders.FLASHMLA_LIBRARY).read_text() == "latents"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_asked"),
+    [
+        (b"_INTERNAL_34_flash_fwd_hdim128_bf16_paged_sm90_cu_e9", True),
+        (b"_INTERNAL_34_flash_fwd_hdim128_bf16_paged_softcap_sm90_cu_e9", False),
+        (b"_INTERNAL_34_flash_fwd_hdim128_fp16_paged_sm90_cu_e9", False),
+        (b"_INTERNAL_34_flash_fwd_hdim192_128_bf16_sm90_cu_e9", True),
+        (b"_INTERNAL_34_flash_fwd_hdim192_bf16_split_sm90_cu_e9", False),
+        (b"_INTERNAL_34_flash_fwd_hdim64_512_bf16_split_sm90_cu_e9", True),
+        (b"_INTERNAL_34_flash_fwd_hdim64_256_bf16_sm90_cu_e9", False),
+        (b"_INTERNAL_34_flash_prepare_scheduler_cu_26", True),
+    ],
+)
+def test_kernels_that_the_op_may_ask_for_are_kept(name: bytes, is_asked: bool) -> None:
+    assert outsiders.is_asked(Kernels(2, 90, 0, name)) is is_asked
+    assert not outsiders.is_asked(Kernels(2, 100, 0, name))
+    assert not outsiders.is_asked(Kernels(1, 90, 0, name))
 
 
 def test_archives_hold_what_was_packed(tmp_path: Path) -> None:
     source, archives, there = (tmp_path / name for name in ("source", "archives", "there"))
-    library = source / outsiders.FA3_LIBRARY
+    libraries = outsiders.FA3_LIBRARY, outsiders.FLASHMLA_LIBRARY
     package = source / outsiders.FLASHINFER_PACKAGES / "flashinfer"
-    for folder in (library.parent, package / "__pycache__"):
-        folder.mkdir(parents=True)
-    library.write_bytes(b"\0" * 4096 + b"kernel")
+    (package / "__pycache__").mkdir(parents=True)
+    for library in libraries:
+        (source / library).parent.mkdir(parents=True)
+        (source / library).write_bytes(b"\0" * 4096 + library.name.encode())
     (package / "__init__.py").write_text("HERE = True\n")
     (package / "__pycache__" / "old.pyc").write_bytes(b"old")
     outsiders.main(["pack", str(source), str(archives)])
     outsiders.main(["unpack", str(archives), str(there)])
     found = {str(path.relative_to(there)) for path in there.rglob("*") if path.is_file()}
     assert found == {
-        str(outsiders.FA3_LIBRARY),
+        *map(str, libraries),
         str(outsiders.FLASHINFER_PACKAGES / "flashinfer" / "__init__.py"),
     }
-    assert (there / outsiders.FA3_LIBRARY).read_bytes() == library.read_bytes()
+    for library in libraries:
+        assert (there / library).read_bytes() == (source / library).read_bytes()
     with pytest.raises(SystemExit, match="has no archive"):
         outsiders.main(["unpack", str(tmp_path / "none"), str(there)])

@@ -31,6 +31,7 @@ from benchmarks.whole_engines import OURS, TEAM
 from manyhands.cache.block import Block
 from manyhands.engine.engine import Engine
 from manyhands.engine.loop import run_passes
+from manyhands.errors import InvalidRequest
 from manyhands.evaluation.bench import fill
 from manyhands.model.dummy import STD
 from manyhands.model.quantised.mxfp4 import Mxfp4Stack
@@ -461,7 +462,7 @@ def test_what_lies_between_two_steps_of_this_engine_is_timed(
 def test_crowds_that_do_not_fit_are_halved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     options = ["--out", str(tmp_path), "--device", "cpu"]
     arguments = parser("about", 1.0).parse_args(options)
-    arguments.outsiders = None
+    arguments.outsiders, arguments.crowds = None, ""
     whole = whole_engines.WholeEngines("codellama-7b", arguments, Clock(1.0))
     whole.device = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (80 << 30, 80 << 30))
@@ -472,6 +473,20 @@ def test_crowds_that_do_not_fit_are_halved(monkeypatch: pytest.MonkeyPatch, tmp_
     whole.device = torch.device("cuda")
     whole.halve()  # 61 GB are weights, most of them experts'
     assert {crowd.name: crowd.rows for crowd in whole.crowds}["64 lone, 100 to 1 000"] == 64
+
+
+def test_crowds_are_chosen_by_parts_of_their_names(tmp_path: Path) -> None:
+    found = measured(tmp_path, "--crowds", "lone")
+    assert [line["name"] for line in found["cells"]] == ["3 lone, 5 to 20"]
+    crowds = whole_engines.CROWDS["gpt-oss-20b-mxfp4"]
+    for words, names in {
+        "": [crowd.name for crowd in crowds],
+        "lone": ["128 lone, 100 to 1 000"],
+        "lone,16 behind": ["16 behind 1 k", "16 behind 16 k", "128 lone, 100 to 1 000"],
+    }.items():
+        assert [crowd.name for crowd in whole_engines.chosen(crowds, words)] == names
+    with pytest.raises(InvalidRequest, match=r"a name with 'alone' in it.*128 lone"):
+        whole_engines.chosen(crowds, "alone")
 
 
 def test_workers_begin_with_tokens_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
