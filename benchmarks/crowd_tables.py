@@ -128,7 +128,7 @@ def clocks() -> str:
 
 
 def joules() -> str:
-    """What kernels of passes with many rows take, and what their bytes take where they are only read."""
+    """Joules of kernels of passes with many rows, and of their bytes where these are only read."""
     found = result("joules")
     if found is None:
         return NOTHING_YET

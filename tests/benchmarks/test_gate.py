@@ -31,7 +31,7 @@ def test_queries_are_no_made_up_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "check_op", noted)
     keys = made_up(executor_of(engine).adapter, 0, 40, 0)[0].flatten()
     with seeded(0):
-        assert torch.equal(torch.randn(keys.shape), keys)  # the process has no others
+        assert torch.equal(torch.randn(keys.shape), keys)
     with seeded(0):
         decode.check_engine_op(engine, views, [0])
     q = asked[0].flatten()
