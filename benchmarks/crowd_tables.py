@@ -132,9 +132,7 @@ def joules() -> str:
     found = result("joules")
     if found is None:
         return NOTHING_YET
-    a_byte = next(
-        each["joules"] / each["bytes"] for each in found["work"] if each["what"] == READ
-    )
+    a_byte = next(each["joules"] / each["bytes"] for each in found["work"] if each["what"] == READ)
     rows = [
         [
             line["what"],

@@ -456,7 +456,7 @@ def _latent_case(case: str) -> tuple[str, str]:
 
 def latents_peers() -> str:
     """Ours of latents beside FlashMLA and FlashAttention 3, each by the fastest way to ask it."""
-    found = result("latents")
+    found = result("latents_peers")
     if found is None or "peers" not in found:
         return NOTHING_YET
     best: dict[tuple[str, str, str, str], Result] = {}

@@ -17,6 +17,7 @@ import importlib
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -320,17 +321,16 @@ def fa3_dense(asked: Sequences) -> Way:
     none = None
     q, to_latents, keys = _for_fa3(asked)
     length = int(asked.lengths[0])
-    keys, values = (x.flatten(0, 1)[None, :length] for x in (keys, asked.values))
-    q = q[None]
-    to_latents = None if to_latents is None else to_latents[None]
+    keys, values = (x.flatten(0, 1)[:length] for x in (keys, asked.values))
+    ends, ends_of_keys = asked.ints(asked.indptr), asked.ints(np.array([0, length]))
 
     def attend() -> tuple[Tensor, Tensor]:
         out, lse, *_ = torch.ops._vllm_fa3_C.fwd(
-            *(q, keys, values, none, none, to_latents, none, none, none, none, none),
-            *(none, none, none, none, none, none, none, none, none, none, none, none),
+            *(q, keys, values, none, none, to_latents, none, ends, ends_of_keys, none, none),
+            *(none, len(q), length, none, none, none, none, none, none, none, none, none),
             *(asked.scale, asked.is_causal, -1, -1, 0.0, True, none, 0, none, 0, none, 1, 0, none),
         )
-        return out.flatten(0, 1), lse.transpose(1, 2)
+        return out, lse.T
 
     return Way(attend, 1 / math.log(2))
 
@@ -384,7 +384,7 @@ def flashinfer_whole(flashinfer: Any, asked: Sequences) -> Way:
 
 
 def fastest(ways: list[Callable[[], Way]], device: torch.device) -> Way:
-    """The way that takes least time, of those that can be prepared and run."""
+    """The way that takes least time, of those that can be prepared and run; one that cannot is told by a warning."""
     times: dict[Way, float] = {}
     failed = None
     for prepare in ways:
@@ -393,6 +393,7 @@ def fastest(ways: list[Callable[[], Way]], device: torch.device) -> Way:
             times[way] = milliseconds(way.call, device)
         except RuntimeError as error:
             failed = error
+            warnings.warn(f"a way to ask a peer does not run: {error}", stacklevel=2)
     if not times:
         raise RuntimeError(f"no way to ask it runs: {failed}")
     return min(times, key=times.__getitem__)

@@ -120,14 +120,16 @@ def schedule(*given: Any) -> Tensor:
 def forward(*given: Any) -> list[Tensor]:
     """FlashAttention 3's: log-sum-exps come as [H, E]."""
     q, k, v, q_v, ends, lengths, most_q = (given[n] for n in (0, 1, 2, 5, 7, 11, 12))
+    assert ends is not None, "this build knows no other form"
     table, scale, is_causal, made, splits = (given[n] for n in (14, 23, 24, 29, 30))
     if table is None:
-        assert all(given[n] is None for n in (7, 8, 11, 12, 13, 29)), "no sequences but those of q"
+        assert (given[8].tolist(), ends.tolist()) == ([0, len(k)], [0, len(q)])
+        assert all(given[n] is None for n in (3, 4, 6, 9, 10, 11, 15, 29, 33))
+        assert (most_q, given[13]) == (len(q), len(k))
         if q_v is not None:
             q, k = torch.cat((q, q_v), -1), torch.cat((k, v), -1)
-        found = [attended(*each, scale, is_causal=is_causal) for each in zip(q, k, v, strict=True)]
-        out, lse = (torch.stack(each) for each in zip(*found, strict=True))
-        return [out, lse.transpose(1, 2).contiguous()]
+        out, lse = attended(q, k, v, scale, is_causal=is_causal)
+        return [out, lse.T.contiguous()]
     asked = [most_q, q.shape[1], k.shape[2], q.shape[2], v.shape[3], k.shape[1], is_causal, splits]
     assert made.tolist() == [int(each) for each in asked], "a schedule is of this call"
     assert all(given[n] is None for n in (3, 4, 6, 8, 9, 10, 15, 16, 17, 18, 19, 20, 21, 22, 33))

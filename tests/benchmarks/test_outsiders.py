@@ -28,6 +28,7 @@ from benchmarks.outside_peers import (
     Outsiders,
     Sequences,
     Way,
+    fastest,
     merging,
     plain,
     strips,
@@ -156,3 +157,18 @@ def test_archives_hold_what_was_packed(tmp_path: Path) -> None:
         assert (there / library).read_bytes() == (source / library).read_bytes()
     with pytest.raises(SystemExit, match="has no archive"):
         outsiders.main(["unpack", str(tmp_path / "none"), str(there)])
+
+
+def test_a_way_that_does_not_run_is_told() -> None:
+    """Swallowed, a peer would be slower than it is, and nothing would say so."""
+
+    def refused() -> tuple[Tensor, Tensor]:
+        raise RuntimeError("this build only supports varlen")
+
+    runs = Way(lambda: by_sequence(asked))
+    asked = strips(a_situation())
+    assert asked is not None
+    with pytest.warns(UserWarning, match="only supports varlen"):
+        assert fastest([lambda: Way(refused), lambda: runs], CPU) is runs
+    with pytest.warns(UserWarning), pytest.raises(RuntimeError, match="no way"):
+        fastest([lambda: Way(refused)], CPU)
