@@ -483,11 +483,11 @@ def latents(steps: tuple[Step, ...], tiling: Tiling | None = None) -> None:
 def expanded() -> None:
     """A prompt of latents in the expanded form, and one behind a history: outputs, and partials."""
     shape = LayerShape(4, 4, 192, 128, is_expanded=True)
-    tiling = Tiling(1, 4, 132, large_rows=64, specialised_rows=128)
-    backend = TritonBackend([shape], DTYPE, CPU, triton_backend.of_expanded(tiling))
     planner, block = Planner(PagePool(64, PAGE)), Block("history")
     views = View([block]), View([block, Block("prompt")])
-    for view, interleaved in zip(views, (True, False), strict=True):
+    for view, interleaved, processors in zip(views, (True, False), (2, 132), strict=True):
+        tiling = Tiling(1, 4, processors, large_rows=64, specialised_rows=128)
+        backend = TritonBackend([shape], DTYPE, CPU, triton_backend.of_expanded(tiling))
         rope = Rope(torch.ones(32), 64, interleaved)
         store = LayerStore(zeros(64 * PAGE, 4, 192), zeros(64 * PAGE, 4, 128), rope)
         backend.interpreted = True

@@ -650,21 +650,24 @@ def test_specialised_tiles_whose_second_half_is_few(
 @pytest.mark.parametrize("layer", ["plain", "window", "narrow", "sinks"])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (10, 2)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "processors"), [(4, 4, 132), (10, 2, 132), (4, 4, 2)]
+)
 def test_specialised_tiles_of_latents_that_are_expanded(
     heads: int,
     kv_heads: int,
+    processors: int,
     dtype: torch.dtype,
     interleaved: bool,
     layer: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same where keys have 64 dims that are rotated, and 128 more."""
+    """The same where keys have 64 dims that are rotated, and 128 more; two processors want no splits, so outputs are left."""
     from manyhands.attention.kernels import specialised
 
     shape = Shape(heads, kv_heads, 192, 128, is_expanded=True)
     found, num_used = specialised_rows(
-        specialised, shape, dtype, interleaved, layer, 150, monkeypatch
+        specialised, shape, dtype, interleaved, layer, 150, monkeypatch, processors=processors
     )
     assert found == {128}
     assert num_used == 30, "keys and values, three times a step"
@@ -703,6 +706,7 @@ def specialised_rows(
     num_rows: int,
     monkeypatch: pytest.MonkeyPatch,
     few_rows: int = 0,
+    processors: int = 132,
 ) -> tuple[set[int], int]:
     """The rows of the tiles that a conversation of so many rows has, whose answers are right; tensor maps that were made."""
     used = maps_made(kernels, monkeypatch)
@@ -710,7 +714,7 @@ def specialised_rows(
     tiling = Tiling(
         shape.group,
         shape.num_kv_heads,
-        5 if few_rows else 132,  # so few that a program takes several items
+        5 if few_rows else processors,  # so few that a program takes several items
         most_small_rows=16,
         large_rows=64,
         specialised_rows=128,

@@ -485,7 +485,7 @@ def _begin(
 @gluon.jit
 def _leave(
     who, slot, largest, total, summed, partials, lses, facts, of_rows, GROUP: gl.constexpr,
-    NUM_KV_HEADS: gl.constexpr, DIRECT: gl.constexpr,
+    NUM_KV_HEADS: gl.constexpr, ROTARY: gl.constexpr, DIRECT: gl.constexpr,
 ):  # fmt: skip
     """Store the results of one half of an item's rows: their partials, or outputs."""
     DIM: gl.constexpr = summed.shape[1]
@@ -496,7 +496,8 @@ def _leave(
     total = gl.convert_layout(total, OF_SUMS)
     seen_any = total > 0
     total = gl.where(seen_any, total, 1.0)
-    OUT: gl.constexpr = _OUT if DIRECT else SUMS
+    # To turn outputs takes shared memory, of which longer keys leave none.
+    OUT: gl.constexpr = _OUT if DIRECT and ROTARY == 0 else SUMS
     OF_OUT: gl.constexpr = gl.SliceLayout(1, OUT)
     out = summed * (1.0 / total)[:, None]
     out = gl.convert_layout(out.to(partials.dtype.element_ty), OUT)
@@ -627,7 +628,7 @@ def _item(
 
     _leave(
         who, slot, largest, total, summed, partials, lses, facts, of_rows, GROUP, NUM_KV_HEADS,
-        DIRECT,
+        ROTARY, DIRECT,
     )  # fmt: skip
     return num_cleaned
 
