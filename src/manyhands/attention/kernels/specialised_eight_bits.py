@@ -391,9 +391,10 @@ def _item(
     summed, weighted = warpgroup_mma_wait(0, deps=[adding, weighted])
     mbarrier.arrive(v_free.index(before), count=1)
 
+    WHOLE: gl.constexpr = 0  # no dims of keys are rotated by themselves
     _leave(
         who, slot, largest, total, summed, partials, lses, facts, of_rows, GROUP, NUM_KV_HEADS,
-        DIRECT,
+        WHOLE, DIRECT,
     )  # fmt: skip
 
 
