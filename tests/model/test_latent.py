@@ -221,7 +221,7 @@ def test_both_sides_of_the_products() -> None:
     )
     heads = (c @ expanded(module).T).view(7, 4, 22)
     expansion = Expansion(module)
-    found = expansion.queries(q, 1.0)
+    found = expansion.queries(q)
     assert torch.equal(found[..., :8], q[..., 12:])
     scores = torch.einsum("thc,nc->thn", found[..., 8:], c)
     assert worst(scores, torch.einsum("thd,nhd->thn", q[..., :12], heads[..., :12])) < 1e-12
