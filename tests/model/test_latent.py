@@ -229,6 +229,22 @@ def test_both_sides_of_the_products() -> None:
     assert worst(values, torch.einsum("thn,nhd->thd", scores, heads[..., 12:])) < 1e-10
 
 
+def test_latents_are_expanded_as_hugging_face_does_it() -> None:
+    """Keys and values of all heads, in float64; queries have the dims of such keys in the same order, rotated ones first."""
+    module = next(m for m in ZOO["deepseek_v2"]().double().modules() if hasattr(m, "kv_b_proj"))
+    generator = torch.Generator().manual_seed(3)
+    q, c = (
+        torch.randn(shape, generator=generator, dtype=torch.float64)
+        for shape in ((3, 4, 20), (7, 24))
+    )
+    heads = (c @ expanded(module).T).view(7, 4, 22)
+    bare, values = Expansion(module).keys_and_values(c)
+    assert worst(bare, heads[..., :12]) < 1e-12
+    assert worst(values, heads[..., 12:]) < 1e-12
+    ordered = Expansion(module, 2.0).expanded_queries(q)
+    assert torch.equal(ordered, torch.cat((2 * q[..., 12:], q[..., :12]), dim=-1))
+
+
 # -- learning --------------------------------------------------------------------------------------
 
 
