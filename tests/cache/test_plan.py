@@ -1109,7 +1109,7 @@ def random_plans(seed: int, page_size: int) -> Iterator[tuple[random.Random, Pla
 def slots_met(plan: Plan, row: int) -> list[tuple[int, int]]:
     """Of a row the keys that its reads name: where each stands in the view, and its slot."""
     reads, size = plan.reads, plan.page_size
-    found = []
+    found: list[tuple[int, int]] = []
     for strip, (begin, end) in enumerate(pairwise(reads.strip_indptr.tolist())):
         for read in range(begin, end):
             if reads.row[read] == row:

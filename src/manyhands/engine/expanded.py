@@ -32,7 +32,8 @@ from manyhands.model.latent import expanded_shape, is_latent
 from manyhands.model.memory import Memory
 
 # Tokens that a row feeds at least to be a prompt. Expanding a latent takes 2 C (N + Dv) operations a head, and saves a token that
-# reads it 2 ((R + C) + C - (R + N) - Dv): with DeepSeek's C = 512 and N = Dv = 128 as much from 171 tokens on.
+# reads it 2 ((R + C) + C - (R + N) - Dv): with DeepSeek's C = 512 and N = Dv = 128 as much from 171 tokens on, with the broad
+# heads of GLM-4.7-Flash (192 and 256) from 398. One product over all latents lies nearer to a GPU's limit than attention does.
 LEAST = 256
 # Bytes of the expanded keys and values of one layer; while they are made, nearly as much again. Latents of more stay as they are.
 MOST_BYTES = 1 << 30
