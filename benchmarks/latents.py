@@ -69,7 +69,9 @@ class Heads:
             return LayerShape(
                 self.num_heads, 1, self.rotary + self.latent, self.latent, is_latent=True
             )
-        return LayerShape(self.num_heads, self.num_heads, self.rotary + self.bare, self.value)
+        return LayerShape(
+            self.num_heads, self.num_heads, self.rotary + self.bare, self.value, is_expanded=True
+        )
 
 
 SHAPES = {

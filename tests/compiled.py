@@ -394,6 +394,7 @@ def attention(capability: int) -> None:
     latents(team()[:1] if is_mapped else (lone(),))
     if is_mapped:  # a prompt that leaves outputs, and two rows that leave partials
         latents(team(), triton_backend.of_latents(Tiling(16, 1, 132)))
+        expanded()
     moves()
     replayed(lone())
 
@@ -477,6 +478,24 @@ def latents(steps: tuple[Step, ...], tiling: Tiling | None = None) -> None:
     keys = zeros(64 * PAGE, 1, shape.head_dim)
     store = LatentStore(keys, keys[..., -shape.value_dim :], Rope(torch.ones(32), 64, True))
     launched(backend, shape, store, steps)
+
+
+def expanded() -> None:
+    """A prompt of latents in the expanded form, and one behind a history: outputs, and partials."""
+    shape = LayerShape(4, 4, 192, 128, is_expanded=True)
+    planner, block = Planner(PagePool(64, PAGE)), Block("history")
+    views = View([block]), View([block, Block("prompt")])
+    for view, interleaved, processors in zip(views, (True, False), (2, 132), strict=True):
+        tiling = Tiling(1, 4, processors, large_rows=64, specialised_rows=128)
+        backend = TritonBackend([shape], DTYPE, CPU, triton_backend.of_expanded(tiling))
+        rope = Rope(torch.ones(32), 64, interleaved)
+        store = LayerStore(zeros(64 * PAGE, 4, 192), zeros(64 * PAGE, 4, 128), rope)
+        backend.interpreted = True
+        prepared = backend.prepare(planner.plan(Step([Row(view, (1,) * 300)])), CPU)
+        view.own.tokens.extend((1,) * 300)
+        backend.interpreted = False
+        call = LayerCall(layer=0, scaling=0.1)
+        backend.attend(store, zeros(300, shape.num_heads, shape.head_dim), prepared, call)
 
 
 def launched(

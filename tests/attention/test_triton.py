@@ -30,7 +30,7 @@ from manyhands.attention.prepared import Capacity, Prepared, pack
 from manyhands.attention.rotary import Rope
 from manyhands.attention.store import LayerShape, LayerStore
 from manyhands.attention.torch_backend import TorchBackend
-from manyhands.attention.triton_backend import TritonBackend, refusal
+from manyhands.attention.triton_backend import TritonBackend, refusal, serves_expanded
 from manyhands.attention.work import Occupancy, Tiling, cut
 from manyhands.cache.block import Block
 from manyhands.cache.plan import Plan
@@ -646,6 +646,44 @@ def test_specialised_tiles_whose_second_half_is_few(
     assert 80 in found
 
 
+@on_hopper
+@pytest.mark.parametrize("layer", ["plain", "window", "narrow", "sinks"])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "processors"), [(4, 4, 132), (10, 2, 132), (4, 4, 2)]
+)
+def test_specialised_tiles_of_latents_that_are_expanded(
+    heads: int,
+    kv_heads: int,
+    processors: int,
+    dtype: torch.dtype,
+    interleaved: bool,
+    layer: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same where keys have 64 dims that are rotated, and 128 more; two processors want no splits, so outputs are left."""
+    from manyhands.attention.kernels import specialised
+
+    shape = Shape(heads, kv_heads, 192, 128, is_expanded=True)
+    found, num_used = specialised_rows(
+        specialised, shape, dtype, interleaved, layer, 150, monkeypatch, processors=processors
+    )
+    assert found == {128}
+    assert num_used == 30, "keys and values, three times a step"
+
+
+@on_hopper
+def test_only_latents_that_are_expanded_have_such_tiles() -> None:
+    """Other networks have heads of 192 and 128 dims, too, and rotate other dims of them."""
+    shape = Shape(16, 16, 192, 128)
+    assert not TritonBackend([shape], torch.bfloat16, DEVICE).tiling.specialised_rows
+    for dtype, is_served in ((torch.bfloat16, True), (torch.float32, False)):
+        expanded = replace(shape, is_expanded=True)
+        assert bool(TritonBackend([expanded], dtype, DEVICE).tiling.specialised_rows) == is_served
+        assert serves_expanded(shape, dtype, DEVICE) == is_served
+
+
 def maps_made(kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The slots of each tensor map of boxes that is made from now on."""
     made: list[int] = []
@@ -668,6 +706,7 @@ def specialised_rows(
     num_rows: int,
     monkeypatch: pytest.MonkeyPatch,
     few_rows: int = 0,
+    processors: int = 132,
 ) -> tuple[set[int], int]:
     """The rows of the tiles that a conversation of so many rows has, whose answers are right; tensor maps that were made."""
     used = maps_made(kernels, monkeypatch)
@@ -675,7 +714,7 @@ def specialised_rows(
     tiling = Tiling(
         shape.group,
         shape.num_kv_heads,
-        5 if few_rows else 132,  # so few that a program takes several items
+        5 if few_rows else processors,  # so few that a program takes several items
         most_small_rows=16,
         large_rows=64,
         specialised_rows=128,
@@ -685,7 +724,7 @@ def specialised_rows(
         few_rows=few_rows,
         narrow_rows=64 if eight_bits else 0,
     )
-    rope = rope_of(96 if interleaved else 128, interleaved)
+    rope = rope_of(64 if shape.is_expanded else 96 if interleaved else 128, interleaved)
     seen = right_capacities(shape, dtype, rope, layer, num_rows, tiling, eight_bits=eight_bits)
     return {capacity.large_rows for capacity in seen}, len(used)
 

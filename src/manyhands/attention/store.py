@@ -38,6 +38,9 @@ class LayerShape:
     head_dim: int  # D, of queries and keys
     value_dim: int  # Dv
     is_latent: bool = False  # values are the last Dv dims of keys (`attention/latents.py`)
+    is_expanded: bool = (
+        False  # keys and values were made of latents: of a key the first dims alone are rotated
+    )
 
     @property
     def group(self) -> int:

@@ -112,6 +112,7 @@ class TritonBackend(Backend):
         self.tiling = tiling or _tiling(shapes, dtype, stored, device)
         launches = {shape: _launches(self.tiling, shape, dtype, stored, device) for shape in shapes}
         self.launches = tuple(launches[shape] for shape in layers)
+        self.is_expanded = all(shape.is_expanded for shape in shapes)
         self._side: torch.cuda.Stream | None = None
         self._stretches: dict[int, list[_Paired]] = {}
 
@@ -524,6 +525,8 @@ class _Reading:
         tiling, page_size = self.backend.tiling, self.prepared.page_size
         fits = tiling.key_tile % SPECIALISED_BOX == page_size % SPECIALISED_BOX == 0
         is_right = self.prepared.capacity.is_specialised and fits and self.call.softcap is None
+        if self.backend.is_expanded:
+            return is_right and self.rotary_dim == SPECIALISED_WIDTH
         if self.eight_bits:  # its kernel has been measured without these alone
             is_other = self.options["DIRECT"] or self.options["HAS_WINDOW"]
             is_right = is_right and not is_other and self.q.dtype == torch.bfloat16
@@ -543,7 +546,10 @@ class _Reading:
             options["scaling"] = _scaling_of(self.call)
             options["INTERLEAVED"] = self.interleaved
             options["FEW"] = rows % (SPECIALISED_ROWS // 2)
-            given = *map(specialised.boxes, stored), *self.tables
+            rotary = self.rotary_dim if self.backend.is_expanded else 0
+            options["ROTARY"] = rotary
+            tables = self.prepared.tables(self.store.rope, rotary // 2) if rotary else self.tables
+            given = *map(specialised.boxes, stored), *tables
             return specialised.specialised_kernel, given, options
         maps = map(specialised_eight_bits.boxes, stored)
         options |= specialised_eight_bits.options(rows)
@@ -833,6 +839,8 @@ def _tiling(
         can_begin_beside=are_mapped and launch_options(device)["OVERLAP"],
         halved_rows=_HALVED_ROWS if are_mapped else 0,
     )
+    if are_specialised and all(shape.is_expanded for shape in shapes):
+        return of_expanded(cut)
     if not any(shape.is_latent for shape in shapes):
         return cut
     if are_latents:
@@ -841,6 +849,11 @@ def _tiling(
     fitting = (n for n in _LATENT_ROWS if least_for_latents(n, least) <= shared_memory(device))
     rows = next(fitting, _LATENT_ROWS[-1])
     return replace(cut, key_tile=32, large_rows=rows, most_small_rows=rows)
+
+
+def of_expanded(tiling: Tiling) -> Tiling:
+    """The same for the expanded form of latents: rows are those of prompts, and specialised tiles the only fast ones."""
+    return replace(tiling, few_rows=0, specialised_work=0, specialised_reads=0)
 
 
 def of_latents(tiling: Tiling) -> Tiling:
@@ -912,9 +925,19 @@ def _can_map(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> boo
 
 
 def _can_specialise(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether there are specialised tiles: for Hopper's matrix units, heads of 128 dims, stored in 16 bits or eight."""
+    """Whether there are specialised tiles: for Hopper's matrix units, heads of 128 dims, stored in 16 bits or eight.
+
+    In the expanded form of latents keys have the dims that are rotated besides, in 16 bits.
+    """
     dims = (shape.head_dim, shape.value_dim)
-    return dims == (_SPECIALISED_DIM,) * 2 and dtype.itemsize <= 2 and has_gluon(device)
+    rotary = SPECIALISED_WIDTH if shape.is_expanded else 0
+    fits = dims == (rotary + _SPECIALISED_DIM, _SPECIALISED_DIM)
+    return fits and (1 if rotary == 0 else 2) <= dtype.itemsize <= 2 and has_gluon(device)
+
+
+def serves_expanded(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether prompts of latents are faster with keys and values of all heads, of this shape: where these have kernels."""
+    return dtype.itemsize == 2 and _can_specialise(replace(shape, is_expanded=True), dtype, device)
 
 
 def _can_specialise_latents(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> bool:

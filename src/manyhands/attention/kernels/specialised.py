@@ -227,13 +227,15 @@ def _plan(
 
 @gluon.jit
 def _bring(
-    key_map, value_map, pages, k_room, v_room, k_here, v_here, k_free, v_free, facts, planned, read,
-    PAGE: gl.constexpr, OVERLAP: gl.constexpr,
+    key_map, value_map, pages, pe_room, k_room, v_room, k_here, v_here, k_free, v_free, facts,
+    planned, read, ROTARY: gl.constexpr, PAGE: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
     """One warp: keys and values of all tiles of all items, each as soon as there is room."""
-    DIM: gl.constexpr = k_room.shape[2]
+    DIM: gl.constexpr = v_room.shape[2]
     WIDE: gl.constexpr = DIM // _WIDTH
-    BOXES: gl.constexpr = WIDE * (_KEYS // _BOX)  # of a tile
+    HIGH: gl.constexpr = _KEYS // _BOX
+    BOXES: gl.constexpr = WIDE * HIGH  # of a tile
+    pe_boxes = _boxes_of(pe_room, _STAGES * (HIGH if ROTARY > 0 else BOXES), _BOX)
     k_boxes = _boxes_of(k_room, _STAGES * BOXES, _BOX)
     v_boxes = _boxes_of(v_room, _STAGES * BOXES, _BOX)
     take_over(OVERLAP)
@@ -250,7 +252,9 @@ def _bring(
         all_end = _fact(facts, slot, _ALL_END)
         last_page = gl.maximum(_fact(facts, slot, _END) - 1, 0) // PAGE
         page_at = pages + _fact(facts, slot, _PAGES)
-        column = _fact(facts, slot, _KV_HEAD) * DIM
+        kv_head = _fact(facts, slot, _KV_HEAD)
+        column = kv_head * DIM
+        k_column = kv_head * (ROTARY + DIM)
         mbarrier.arrive(read.index(slot), count=1)
         for tile in range(num_tiles):
             stage = brought % _STAGES
@@ -258,9 +262,15 @@ def _bring(
             key = _key_of(tile, start, num_before, all_start, all_end, num_edges)
             at = stage * BOXES
             mbarrier.wait(k_free.index(stage), phase ^ 1)
-            mbarrier.expect(k_here.index(stage), _KEYS * DIM * 2)
+            mbarrier.expect(k_here.index(stage), _KEYS * (ROTARY + DIM) * 2)
             here = k_here.index(stage)
-            _bring_one(key_map, page_at, last_page, key, column, k_boxes, at, here, PAGE, WIDE)
+            if ROTARY > 0:
+                _bring_one(
+                    key_map, page_at, last_page, key, k_column, pe_boxes, stage * HIGH, here, PAGE, 1
+                )  # fmt: skip
+            _bring_one(
+                key_map, page_at, last_page, key, k_column + ROTARY, k_boxes, at, here, PAGE, WIDE
+            )  # fmt: skip
             mbarrier.wait(v_free.index(stage), phase ^ 1)
             mbarrier.expect(v_here.index(stage), _KEYS * DIM * 2)
             here = v_here.index(stage)
@@ -400,6 +410,51 @@ def _rotate(at, x, y, c, s, scaling, q_room, INTERLEAVED: gl.constexpr):
 
 
 @gluon.jit
+def _bring_queries(
+    who, slot, q, cos, sin, q_token, q_head, scaling, q_pe, q_room, facts, of_rows,
+    GROUP: gl.constexpr, INTERLEAVED: gl.constexpr,
+):  # fmt: skip
+    """Queries of one half of an item's rows, scaled: their first dims rotated, to a place of their own, the others as they are."""
+    DTYPE: gl.constexpr = q_room.dtype
+    DIM: gl.constexpr = q_room.shape[2]
+    HALF: gl.constexpr = _WIDTH // 2
+    PAIRS: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
+    OF_PAIRS: gl.constexpr = gl.SliceLayout(1, PAIRS)
+    WHOLE: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    OF_WHOLE: gl.constexpr = gl.SliceLayout(1, WHOLE)
+    first_entry, count = _fact(facts, slot, _FIRST_ENTRY), _fact(facts, slot, _COUNT)
+    kv_head = _fact(facts, slot, _KV_HEAD)
+
+    m = who * _HALF_ROWS + gl.arange(0, _HALF_ROWS, OF_PAIRS)
+    token = _half(of_rows, slot, _TOKEN, who).load(OF_PAIRS).to(gl.int64)
+    at = token * q_token + (kv_head * GROUP + m % GROUP) * q_head
+    i = gl.arange(0, HALF, gl.SliceLayout(0, PAIRS))[None, :]
+    if INTERLEAVED:
+        x, y = gl.load(q + at[:, None] + 2 * i), gl.load(q + at[:, None] + 2 * i + 1)
+    else:
+        x, y = gl.load(q + at[:, None] + i), gl.load(q + at[:, None] + i + HALF)
+    entry = first_entry + gl.minimum(m // GROUP, count - 1)
+    table_at = (entry.to(gl.int64) * HALF)[:, None] + i
+    c, s = gl.load(cos + table_at) * scaling, gl.load(sin + table_at) * scaling
+    x, y = x.to(gl.float32), y.to(gl.float32)
+    pairs = gl.join((x * c - y * s).to(DTYPE), (y * c + x * s).to(DTYPE))
+    if not INTERLEAVED:
+        pairs = gl.permute(pairs, (0, 2, 1))
+    turned = gl.reshape(pairs, [_HALF_ROWS, _WIDTH])
+
+    m = who * _HALF_ROWS + gl.arange(0, _HALF_ROWS, OF_WHOLE)
+    token = _half(of_rows, slot, _TOKEN, who).load(OF_WHOLE).to(gl.int64)
+    at = token * q_token + (kv_head * GROUP + m % GROUP) * q_head + _WIDTH
+    d = gl.arange(0, DIM, gl.SliceLayout(0, WHOLE))[None, :]
+    rest = (gl.load(q + at[:, None] + d).to(gl.float32) * scaling).to(DTYPE)
+    _meet()  # all warps have done with the queries of the item before
+    q_pe.index(who).store(turned)
+    q_room.index(who).store(rest)
+    fence_async_shared()
+    _meet()
+
+
+@gluon.jit
 def _keys_of(slot, facts):
     """The facts of an item that say which keys its tiles have."""
     num_edges = _fact(facts, slot, _EDGES)
@@ -430,7 +485,7 @@ def _begin(
 @gluon.jit
 def _leave(
     who, slot, largest, total, summed, partials, lses, facts, of_rows, GROUP: gl.constexpr,
-    NUM_KV_HEADS: gl.constexpr, DIRECT: gl.constexpr,
+    NUM_KV_HEADS: gl.constexpr, ROTARY: gl.constexpr, DIRECT: gl.constexpr,
 ):  # fmt: skip
     """Store the results of one half of an item's rows: their partials, or outputs."""
     DIM: gl.constexpr = summed.shape[1]
@@ -441,7 +496,8 @@ def _leave(
     total = gl.convert_layout(total, OF_SUMS)
     seen_any = total > 0
     total = gl.where(seen_any, total, 1.0)
-    OUT: gl.constexpr = _OUT if DIRECT else SUMS
+    # To turn outputs takes shared memory, of which longer keys leave none.
+    OUT: gl.constexpr = _OUT if DIRECT and ROTARY == 0 else SUMS
     OF_OUT: gl.constexpr = gl.SliceLayout(1, OUT)
     out = summed * (1.0 / total)[:, None]
     out = gl.convert_layout(out.to(partials.dtype.element_ty), OUT)
@@ -458,13 +514,25 @@ def _leave(
 
 
 @gluon.jit
+def _ask(queries, turned, keys, pe_room, stage, nothing, ROTARY: gl.constexpr):
+    """Scores of a tile, on their way: of all dims at once, or of the rotated ones and then of the others."""
+    if ROTARY > 0:
+        pe = pe_room.index(stage).permute((1, 0))
+        asked = warpgroup_mma(turned, pe, nothing, use_acc=False, is_async=True)
+        return warpgroup_mma(queries, keys, asked, is_async=True)
+    else:
+        return warpgroup_mma(queries, keys, nothing, use_acc=False, is_async=True)
+
+
+@gluon.jit
 def _item(
     who, slot, taken, num_tiles, num_cleaned, q, cos, sin, partials, lses, q_token, q_head, scaling,
-    q_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned, facts, of_rows,
-    GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr, INTERLEAVED: gl.constexpr, DIRECT: gl.constexpr,
+    q_pe, q_room, pe_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned, facts, of_rows,
+    GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr, ROTARY: gl.constexpr, INTERLEAVED: gl.constexpr,
+    DIRECT: gl.constexpr,
 ):  # fmt: skip
     """One half of the rows of one item, through all its tiles."""
-    DIM: gl.constexpr = k_room.shape[2]
+    DIM: gl.constexpr = v_room.shape[2]
     DTYPE: gl.constexpr = k_room.dtype
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _KEYS, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DIM, 16])
@@ -472,11 +540,19 @@ def _item(
     OF_SCORES: gl.constexpr = gl.SliceLayout(1, SCORES)
     OF_SUMS: gl.constexpr = gl.SliceLayout(1, SUMS)
 
-    num_edges, num_before, start, all_start, all_end, end, written = _begin(
-        who, who, slot, q, cos, sin, q_token, q_head, scaling, q_room, facts, of_rows, GROUP,
-        INTERLEAVED,
-    )  # fmt: skip
+    if ROTARY > 0:
+        num_edges, num_before, start, all_start, all_end, end, written = _keys_of(slot, facts)
+        _bring_queries(
+            who, slot, q, cos, sin, q_token, q_head, scaling, q_pe, q_room, facts, of_rows, GROUP,
+            INTERLEAVED,
+        )  # fmt: skip
+    else:
+        num_edges, num_before, start, all_start, all_end, end, written = _begin(
+            who, who, slot, q, cos, sin, q_token, q_head, scaling, q_room, facts, of_rows, GROUP,
+            INTERLEAVED,
+        )  # fmt: skip
     queries = q_room.index(who)
+    turned = q_pe.index(who)
 
     low = _half(of_rows, slot, _LOW, who).load(OF_SCORES)
     last = _half(of_rows, slot, _LAST, who).load(OF_SCORES)
@@ -489,7 +565,7 @@ def _item(
     stage = taken % _STAGES
     mbarrier.wait(k_here.index(stage), (taken // _STAGES) & 1)
     keys = k_room.index(stage).permute((1, 0))
-    asked = warpgroup_mma(queries, keys, nothing, use_acc=False, is_async=True)
+    asked = _ask(queries, turned, keys, pe_room, stage, nothing, ROTARY)
     scores = warpgroup_mma_wait(0, deps=[asked])
     mbarrier.arrive(k_free.index(stage), count=1)
     key = _key_of(0, start, num_before, all_start, all_end, num_edges)
@@ -505,7 +581,7 @@ def _item(
         stage = at % _STAGES
         mbarrier.wait(k_here.index(stage), (at // _STAGES) & 1)
         keys = k_room.index(stage).permute((1, 0))
-        asked = warpgroup_mma(queries, keys, nothing, use_acc=False, is_async=True)
+        asked = _ask(queries, turned, keys, pe_room, stage, nothing, ROTARY)
         adding = warpgroup_mma(weighted, v_room.index(before), summed, is_async=True)
         scores, summed, weighted = warpgroup_mma_wait(0, deps=[asked, adding, weighted])
         mbarrier.arrive(k_free.index(stage), count=1)
@@ -527,7 +603,7 @@ def _item(
         stage = at % _STAGES
         mbarrier.wait(k_here.index(stage), (at // _STAGES) & 1)
         keys = k_room.index(stage).permute((1, 0))
-        asked = warpgroup_mma(queries, keys, nothing, use_acc=False, is_async=True)
+        asked = _ask(queries, turned, keys, pe_room, stage, nothing, ROTARY)
         mbarrier.wait(v_here.index(before), ((at - 1) // _STAGES) & 1)
         adding = warpgroup_mma(weighted, v_room.index(before), summed, is_async=True)
         scores = warpgroup_mma_wait(1, deps=[asked])
@@ -552,7 +628,7 @@ def _item(
 
     _leave(
         who, slot, largest, total, summed, partials, lses, facts, of_rows, GROUP, NUM_KV_HEADS,
-        DIRECT,
+        ROTARY, DIRECT,
     )  # fmt: skip
     return num_cleaned
 
@@ -656,9 +732,9 @@ def _few_item(
 
 @gluon.jit
 def _multiply(
-    who, q, cos, sin, partials, lses, q_token, q_head, scaling, q_room, few_room, p_room, k_room,
-    v_room, k_here, v_here, k_free, v_free, cleaned, facts, of_rows, planned, read,
-    GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr, INTERLEAVED: gl.constexpr,
+    who, q, cos, sin, partials, lses, q_token, q_head, scaling, q_pe, q_room, few_room, p_room,
+    pe_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned, facts, of_rows, planned, read,
+    GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr, ROTARY: gl.constexpr, INTERLEAVED: gl.constexpr,
     DIRECT: gl.constexpr, FEW: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
     """Four warps: one half of the rows of every item, or its few."""
@@ -679,8 +755,8 @@ def _multiply(
         else:
             num_cleaned = _item(
                 who, slot, taken, num_tiles, num_cleaned, q, cos, sin, partials, lses, q_token,
-                q_head, scaling, q_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned,
-                facts, of_rows, GROUP, NUM_KV_HEADS, INTERLEAVED, DIRECT,
+                q_head, scaling, q_pe, q_room, pe_room, k_room, v_room, k_here, v_here, k_free,
+                v_free, cleaned, facts, of_rows, GROUP, NUM_KV_HEADS, ROTARY, INTERLEAVED, DIRECT,
             )  # fmt: skip
         _meet()  # one thread says it for all four warps
         mbarrier.arrive(read.index(slot), count=1)
@@ -713,7 +789,8 @@ def specialised_kernel(
     num_pieces,  # I times key/value heads
     GROUP: gl.constexpr,
     NUM_KV_HEADS: gl.constexpr,
-    HEAD_DIM: gl.constexpr,
+    HEAD_DIM: gl.constexpr,  # of a key
+    ROTARY: gl.constexpr,  # its first dims, if these alone are rotated; 0: all are
     INTERLEAVED: gl.constexpr,
     PAGE: gl.constexpr,
     HAS_WINDOW: gl.constexpr,
@@ -724,17 +801,25 @@ def specialised_kernel(
     """Programs of any number: each takes pieces, of an item and a key/value head, until there are no more."""
     DTYPE: gl.constexpr = q.dtype.element_ty
     LAYOUT: gl.constexpr = key_map.layout
+    # Dims of a product are a power of two: rotated ones have places and a product of their own.
+    REST: gl.constexpr = HEAD_DIM - ROTARY
     if FEW > 0:
         q_room = gl.allocate_shared_memory(DTYPE, [1, _HALF_ROWS, HEAD_DIM], LAYOUT)
         few_room = gl.allocate_shared_memory(DTYPE, [1, FEW, HEAD_DIM], LAYOUT)
         OF_WEIGHTS: gl.constexpr = gl.NVMMASharedLayout(2 * FEW, 16)
         p_room = gl.allocate_shared_memory(DTYPE, [_KEYS, FEW], OF_WEIGHTS)
     else:
-        q_room = gl.allocate_shared_memory(DTYPE, [2, _HALF_ROWS, HEAD_DIM], LAYOUT)
+        q_room = gl.allocate_shared_memory(DTYPE, [2, _HALF_ROWS, REST], LAYOUT)
         few_room = q_room
         p_room = q_room
-    k_room = gl.allocate_shared_memory(DTYPE, [_STAGES, _KEYS, HEAD_DIM], LAYOUT)
-    v_room = gl.allocate_shared_memory(DTYPE, [_STAGES, _KEYS, HEAD_DIM], LAYOUT)
+    k_room = gl.allocate_shared_memory(DTYPE, [_STAGES, _KEYS, REST], LAYOUT)
+    v_room = gl.allocate_shared_memory(DTYPE, [_STAGES, _KEYS, REST], LAYOUT)
+    if ROTARY > 0:
+        q_pe = gl.allocate_shared_memory(DTYPE, [2, _HALF_ROWS, ROTARY], LAYOUT)
+        pe_room = gl.allocate_shared_memory(DTYPE, [_STAGES, _KEYS, ROTARY], LAYOUT)
+    else:
+        q_pe = q_room
+        pe_room = k_room
     BARRIERS: gl.constexpr = mbarrier.MBarrierLayout()
     k_here = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], BARRIERS)
     v_here = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], BARRIERS)
@@ -764,18 +849,20 @@ def specialised_kernel(
     gl.warp_specialize(
         [
             (_multiply, (
-                FIRST, q, cos, sin, partials, lses, q_token, q_head, scaling, q_room, few_room,
-                p_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned, facts, of_rows,
-                planned, read, GROUP, NUM_KV_HEADS, INTERLEAVED, DIRECT, FEW, OVERLAP,
+                FIRST, q, cos, sin, partials, lses, q_token, q_head, scaling, q_pe, q_room,
+                few_room, p_room, pe_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned,
+                facts, of_rows, planned, read, GROUP, NUM_KV_HEADS, ROTARY, INTERLEAVED, DIRECT,
+                FEW, OVERLAP,
             )),
             (_multiply, (
-                SECOND, q, cos, sin, partials, lses, q_token, q_head, scaling, q_room, few_room,
-                p_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned, facts, of_rows,
-                planned, read, GROUP, NUM_KV_HEADS, INTERLEAVED, DIRECT, FEW, OVERLAP,
+                SECOND, q, cos, sin, partials, lses, q_token, q_head, scaling, q_pe, q_room,
+                few_room, p_room, pe_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned,
+                facts, of_rows, planned, read, GROUP, NUM_KV_HEADS, ROTARY, INTERLEAVED, DIRECT,
+                FEW, OVERLAP,
             )),
             (_bring, (
-                key_map, value_map, pages, k_room, v_room, k_here, v_here, k_free, v_free, facts,
-                planned, read, PAGE, OVERLAP,
+                key_map, value_map, pages, pe_room, k_room, v_room, k_here, v_here, k_free, v_free,
+                facts, planned, read, ROTARY, PAGE, OVERLAP,
             )),
             (_plan, (
                 entry_token, entry_offset, entry_low, entry_high, entry_partial, items, num_pieces,
