@@ -318,13 +318,10 @@ def test_plain_torch_has_a_backend_of_its_own_for_prompts() -> None:
 # -- kernels, through Triton's interpreter or on the GPU -------------------------------------------
 
 
-def kernels_engine(monkeypatch: pytest.MonkeyPatch, *, serves: bool | None) -> Engine:
+def kernels_engine(monkeypatch: pytest.MonkeyPatch, *, serves: bool) -> Engine:
     from manyhands.attention import triton_backend
 
-    if serves is None:
-        monkeypatch.delattr(triton_backend, "serves_expanded", raising=False)
-    else:
-        monkeypatch.setattr(triton_backend, "serves_expanded", lambda *_: serves, raising=False)
+    monkeypatch.setattr(triton_backend, "serves_expanded", lambda *_: serves)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     adapter = ModelAdapter(ZOO["deepseek_v3"]().to(device))  # type: ignore[arg-type]
     engine = Engine(adapter, settings=ModelSettings(backend="triton", memory_tokens=512))
@@ -332,9 +329,9 @@ def kernels_engine(monkeypatch: pytest.MonkeyPatch, *, serves: bool | None) -> E
     return engine
 
 
-@pytest.mark.parametrize("serves", [True, False, None])
+@pytest.mark.parametrize("serves", [True, False])
 def test_kernels_say_whether_they_serve(
-    serves: bool | None, made: list[LayerStore], monkeypatch: pytest.MonkeyPatch
+    serves: bool, made: list[LayerStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = kernels_engine(monkeypatch, serves=serves)
 
@@ -344,7 +341,7 @@ def test_kernels_say_whether_they_serve(
         pen.feed((View([prefix, Block()]), 1), (View([prefix, Block()]), 4))
 
     found = told(engine, short).cpu()
-    assert bool(made) == bool(serves)
+    assert bool(made) == serves
     assert worst(found, absorbed(short, "deepseek_v3")) < FLOAT32
 
 

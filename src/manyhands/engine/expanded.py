@@ -162,10 +162,8 @@ def _serving(backend: Backend, shape: LayerShape, adapter: ModelAdapter) -> Back
         return TorchBackend(backend.budget, backend.long_run)
     if backend.name != "triton":
         return None
-    from manyhands.attention import triton_backend
+    from manyhands.attention.triton_backend import TritonBackend, serves_expanded
 
-    serves = getattr(triton_backend, "serves_expanded", None)
-    if serves is None or not serves(shape, adapter.dtype, adapter.device):
+    if not serves_expanded(shape, adapter.dtype, adapter.device):
         return None
-    shapes = [shape] * adapter.num_layers
-    return triton_backend.TritonBackend(shapes, adapter.dtype, adapter.device)
+    return TritonBackend([shape] * adapter.num_layers, adapter.dtype, adapter.device)

@@ -57,6 +57,7 @@ def expanded_shape(config: Any) -> LayerShape:
         num_kv_heads=num_heads,
         head_dim=int(config.qk_nope_head_dim) + int(config.qk_rope_head_dim),
         value_dim=int(config.v_head_dim),
+        is_expanded=True,
     )
 
 
