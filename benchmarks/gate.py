@@ -8,9 +8,8 @@ code on the same keys and values (`benchmarks/peers.py`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +18,7 @@ from manyhands.attention.attend import LayerCall
 from manyhands.attention.eight_bits import EightBitStore
 from manyhands.attention.reference import ReferenceBackend
 from manyhands.attention.store import LayerStore
-from manyhands.cache.plan import PageTables, Plan, Reads
+from manyhands.cache.plan import Plan, of_rows
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
@@ -33,6 +32,9 @@ OP_TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-4}
 # passes all of it on. In bfloat16 two right backends are 0.007 apart by this measure (12 and 64 layers
 # alike); a view whose desks stand in the wrong order is 0.08 or more.
 STEP_TOLERANCE = {torch.bfloat16: 0.02, torch.float16: 4e-3, torch.float32: 2e-4}
+
+# Tokens of a row that are looked at, from its first to its last: the slow backend takes its time.
+MOST_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def right(
     store: LayerStore, q: Tensor, plan: Plan, call: LayerCall, rows: list[int]
 ) -> tuple[Tensor, Tensor]:
     """Some tokens of these `rows`, and the op's right answers for them in float64."""
-    part, tokens = of_rows(plan, rows)
+    part, tokens = of_rows(plan, rows, MOST_TOKENS)
     where = torch.as_tensor(tokens, device=q.device)
     backend = ReferenceBackend()
     prepared = backend.prepare(part, q.device)
@@ -76,42 +78,6 @@ def check_against(out: Tensor, want: Tensor) -> Checked:
     """`out` against `want`, of the same shape and in float64."""
     error = (out.double() - want).abs().max() / want.abs().max()
     return Checked(_rounded(error), OP_TOLERANCE[out.dtype])
-
-
-def of_rows(plan: Plan, rows: list[int], most: int = 64) -> tuple[Plan, np.ndarray]:
-    """The plan of these rows alone, and where their tokens stood in the whole one.
-
-    Of a row with more than `most` tokens it has so many, from the first to the last.
-    """
-    reads = plan.reads
-    strip = np.repeat(np.arange(len(reads.pages)), np.diff(reads.strip_indptr))
-    kept = np.isin(reads.row, rows)
-    strips = np.unique(strip[kept])
-    number = {row: index for index, row in enumerate(rows)}
-    sizes = np.minimum(np.diff(plan.row_indptr)[rows], most)
-    first, last = plan.row_indptr[rows], plan.row_indptr[1:][rows] - 1
-    spread = [np.linspace(*row).astype(int) for row in zip(first, last, sizes, strict=True)]
-    tokens = np.concatenate(spread)
-    part = Reads(
-        row=np.array([number[int(row)] for row in reads.row[kept]], dtype=np.int64),
-        base=reads.base[kept],
-        low=reads.low[kept],
-        high=reads.high[kept],
-        strip_indptr=np.concatenate(([0], np.cumsum([(strip[kept] == s).sum() for s in strips]))),
-        pages=PageTables.of(reads.pages[s] for s in strips),
-    )
-    whole = replace(
-        plan,
-        token_ids=plan.token_ids[tokens],
-        row_indptr=np.concatenate(([0], np.cumsum(sizes))),
-        positions=plan.positions[tokens],
-        offsets=plan.offsets[tokens],
-        slots=plan.slots[tokens],
-        reads=part,
-        own_strip=None,
-        growth=None,
-    )
-    return whole, tokens
 
 
 def plain(engine: Engine) -> Engine:

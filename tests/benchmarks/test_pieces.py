@@ -20,7 +20,7 @@ from benchmarks.situations import TREES, Situation
 from benchmarks.timing import linears_ms, matmul_rate, milliseconds
 from manyhands.attention import kernels as of_attention
 from manyhands.attention.torch_backend import TorchBackend
-from manyhands.cache.plan import Plan
+from manyhands.cache.plan import Plan, of_rows
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.evaluation.life import live
@@ -107,7 +107,7 @@ def test_the_gate_is_green_for_what_is_right_and_red_for_what_is_nearly_right() 
 
 def test_some_rows_stand_for_all() -> None:
     situation = laid_out(situations.team(workers=4, common=20, desk=5))
-    part, tokens = gate.of_rows(situation.plan, [0, 3])
+    part, tokens = of_rows(situation.plan, [0, 3])
     assert list(tokens) == [0, 3]
     assert part.num_rows == 2
     assert set(part.reads.row) == {0, 1}
@@ -136,7 +136,7 @@ def test_peers_agree_on_ragged_trees_and_say_what_they_cannot() -> None:
 @pytest.mark.parametrize("history", [0, 37])
 def test_some_tokens_of_a_long_row_stand_for_all(history: int) -> None:
     situation = laid_out(situations.prefill(history), num_new=150)
-    _, tokens = gate.of_rows(situation.plan, [0])
+    _, tokens = of_rows(situation.plan, [0], gate.MOST_TOKENS)
     assert (tokens[0], len(tokens), tokens[-1]) == (0, 64, 149)
     peer = op_peers.sdpa_flash(situation)
     assert peer is not None

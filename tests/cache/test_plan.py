@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, pairwise
 from typing import Any
@@ -19,7 +19,7 @@ from manyhands.cache import trunks
 from manyhands.cache.block import Block
 from manyhands.cache.layouts import Cast, combined, interleaved
 from manyhands.cache.pages import NOWHERE, Move, PagePool, Place, Strip
-from manyhands.cache.plan import PageTables, Plan
+from manyhands.cache.plan import PageTables, Plan, of_rows, over_copied_pages
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
 from manyhands.cache.trunks import Trunks
@@ -1089,3 +1089,99 @@ def test_copies_of_many_teams_leave_room() -> None:
     assert pool._num_waiting
     assert pool.lend([(pool.place(desk).strip, 4 * 10)])
     assert not pool._num_waiting, "half of twenty pages is ten"
+
+
+# -- some rows, and a copy of what they read -------------------------------------------------------
+
+
+def random_plans(seed: int, page_size: int) -> Iterator[tuple[random.Random, Plan]]:
+    rng = random.Random(seed)
+    ledger = Ledger(PagePool(4000 // page_size, page_size))
+    blocks: list[Block] = []
+    views: list[View] = []
+    for _ in range(rng.randint(2, 8)):
+        yield rng, ledger.play(random_step(rng, blocks, views))
+        for block in blocks:
+            if rng.random() < 0.3:
+                block.freeze()
+
+
+def slots_met(plan: Plan, row: int) -> list[tuple[int, int]]:
+    """Of a row the keys that its reads name: where each stands in the view, and its slot."""
+    reads, size = plan.reads, plan.page_size
+    found: list[tuple[int, int]] = []
+    for strip, (begin, end) in enumerate(pairwise(reads.strip_indptr.tolist())):
+        for read in range(begin, end):
+            if reads.row[read] == row:
+                keys = np.arange(reads.low[read], reads.high[read])
+                slots = reads.pages[strip][keys // size] * size + keys % size
+                found += zip((reads.base[read] + keys).tolist(), slots.tolist(), strict=True)
+    return sorted(found)
+
+
+@settings(max_examples=examples(60, of=300), deadline=None)
+@given(seed=st.integers(0, 2**32), page_size=st.sampled_from([1, 3, 16]))
+def test_some_rows_alone_read_and_write_what_they_did(seed: int, page_size: int) -> None:
+    for rng, plan in random_plans(seed, page_size):
+        rows = rng.sample(range(plan.num_rows), rng.randint(1, plan.num_rows))
+        part, tokens = of_rows(plan, rows)
+        spans = [np.arange(plan.row_indptr[row], plan.row_indptr[row + 1]) for row in rows]
+        assert tokens.tolist() == np.concatenate(spans).tolist()
+        assert np.diff(part.row_indptr).tolist() == [len(span) for span in spans]
+        for name in ("token_ids", "positions", "offsets", "slots"):
+            assert (getattr(part, name) == getattr(plan, name)[tokens]).all()
+        for index, row in enumerate(rows):
+            assert slots_met(part, index) == slots_met(plan, row)
+        assert (np.diff(part.reads.strip_indptr) > 0).all(), "no strip is left that nothing reads"
+        assert part.own_strip is not None
+        for row, strip in enumerate(part.own_strip.tolist()):
+            mine = slice(*part.row_indptr[row : row + 2])
+            pages = part.reads.pages[strip][part.offsets[mine] // page_size]
+            assert (pages * page_size + part.offsets[mine] % page_size == part.slots[mine]).all()
+        assert (part.lockstep, part.growth) == (None, None)
+        assert {array.dtype for array in (tokens, part.row_indptr, part.reads.row)} == {
+            np.dtype(np.int64)
+        }
+
+
+def test_guesses_go_with_their_rows() -> None:
+    ledger = Ledger(PagePool(40, 4))
+    step = Step(Row(View([Block()]), tuple(range(n))) for n in (3, 1, 5))
+    plan = replace(ledger.play(step), num_drafted=np.array([2, 0, 3]))
+    part, tokens = of_rows(plan, [2, 0])
+    assert tokens[part.heads].tolist() == [5, 0, *range(6, 9), 1, 2]
+    few, _ = of_rows(plan, [2, 0], most=2)
+    assert few.heads.tolist() == [1, 3]
+
+
+@settings(max_examples=examples(60, of=300), deadline=None)
+@given(seed=st.integers(0, 2**32), page_size=st.sampled_from([1, 3, 16]))
+def test_a_copy_of_what_is_read(seed: int, page_size: int) -> None:
+    """Each page once, and no page outside of what a strip's rows read."""
+    for _, plan in random_plans(seed, page_size):
+        copy, pages = over_copied_pages(plan)
+        assert len(set(pages.tolist())) == len(pages)
+        for row in range(plan.num_rows):
+            theirs = slots_met(copy, row)
+            back = [(at, pages[s // page_size] * page_size + s % page_size) for at, s in theirs]
+            assert sorted(back) == slots_met(plan, row)
+        most = 0
+        for strip, (begin, end) in enumerate(pairwise(plan.reads.strip_indptr.tolist())):
+            low, high = plan.reads.low[begin:end].min(), plan.reads.high[begin:end].max()
+            most += -(-high // page_size) - low // page_size
+            # Keys that a backend loads between two reads lie in the copy where they lie in the memory.
+            between = np.arange(low // page_size, -(-high // page_size))
+            assert (
+                pages[copy.reads.pages[strip][between]] == plan.reads.pages[strip][between]
+            ).all()
+        assert len(pages) <= most
+
+
+def test_pages_that_follow_each_other_do_so_in_the_copy() -> None:
+    ledger = Ledger(PagePool(40, 4))
+    history, own = Block(), Block()
+    ledger.play(Step([Row(View([Block()]), (1,)), Row(View([history]), tuple(range(17)))]))
+    plan = ledger.play(Step([Row(View([history, own]), tuple(range(6)))]))
+    copy, pages = over_copied_pages(plan)
+    assert sorted(pages.tolist()) == sorted({s // 4 for _, s in slots_met(plan, 0)})
+    assert copy.reads.pages[0][:5].tolist() == [0, 1, 2, 3, 4]

@@ -221,12 +221,28 @@ def test_both_sides_of_the_products() -> None:
     )
     heads = (c @ expanded(module).T).view(7, 4, 22)
     expansion = Expansion(module)
-    found = expansion.queries(q, 1.0)
+    found = expansion.queries(q)
     assert torch.equal(found[..., :8], q[..., 12:])
     scores = torch.einsum("thc,nc->thn", found[..., 8:], c)
     assert worst(scores, torch.einsum("thd,nhd->thn", q[..., :12], heads[..., :12])) < 1e-12
     values = expansion.values(torch.einsum("thn,nc->thc", scores, c))
     assert worst(values, torch.einsum("thn,nhd->thd", scores, heads[..., 12:])) < 1e-10
+
+
+def test_latents_are_expanded_as_hugging_face_does_it() -> None:
+    """Keys and values of all heads, in float64; queries have the dims of such keys in the same order, rotated ones first."""
+    module = next(m for m in ZOO["deepseek_v2"]().double().modules() if hasattr(m, "kv_b_proj"))
+    generator = torch.Generator().manual_seed(3)
+    q, c = (
+        torch.randn(shape, generator=generator, dtype=torch.float64)
+        for shape in ((3, 4, 20), (7, 24))
+    )
+    heads = (c @ expanded(module).T).view(7, 4, 22)
+    bare, values = Expansion(module).keys_and_values(c)
+    assert worst(bare, heads[..., :12]) < 1e-12
+    assert worst(values, heads[..., 12:]) < 1e-12
+    ordered = Expansion(module, 2.0).expanded_queries(q)
+    assert torch.equal(ordered, torch.cat((2 * q[..., 12:], q[..., :12]), dim=-1))
 
 
 # -- learning --------------------------------------------------------------------------------------

@@ -64,6 +64,26 @@ class LeftNorms:
     form: int
 
 
+class LatentForms(Protocol):
+    """A layer with latent attention in its two forms: what the layer's matrix makes of queries, latents and outputs.
+
+    Absorbed, queries meet latents as they are stored, and outputs are sums of latents. Expanded, keys and values of
+    all heads are made of the latents first. The scaling of scores is the same.
+    """
+
+    def queries(self, q: Tensor) -> Tensor:
+        """For the absorbed form: of q [T, H, N + R], as the network makes it, [T, H, R + C]."""
+
+    def values(self, out: Tensor) -> Tensor:
+        """Of outputs of the absorbed form [T, H, C]: those of the layer [T, H, Dv]."""
+
+    def expanded_queries(self, q: Tensor) -> Tensor:
+        """For the expanded form: of q [T, H, N + R], as the network makes it, [T, H, R + N]."""
+
+    def keys_and_values(self, latents: Tensor) -> tuple[Tensor, Tensor]:
+        """Of latents [S, C]: the dims of keys that do not rotate, [S, H, N], and values [S, H, Dv]."""
+
+
 @dataclass(frozen=True, eq=False)
 class LayerCall:
     """The demands of one layer on attention, besides q, k and v."""
@@ -79,6 +99,8 @@ class LayerCall:
     )
     query_scale: QueryScale | None = None
     norms: LeftNorms | None = None  # only for a function whose `takes_norms(layer)` says yes
+    # Only for a function whose `takes_forms` is true: q is in neither form yet, and outputs are the layer's own.
+    forms: LatentForms | None = None
 
     @property
     def reach(self) -> int | None:

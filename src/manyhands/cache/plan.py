@@ -21,8 +21,8 @@ behind it. The reads of either stand together, so that rows which meet one do no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 
@@ -152,3 +152,80 @@ class Plan:
         low[1:] = np.maximum(low[1:], known[:-1])
         loaded: Ints = np.add.reduceat(np.maximum(0, high - low), first)
         return loaded
+
+
+def of_rows(plan: Plan, rows: Sequence[int], most: int | None = None) -> tuple[Plan, Ints]:
+    """The plan of these rows alone, in this order, and where their tokens stand in the whole one.
+
+    Of a row with more than `most` tokens it has so many, from the first to the last. It says what attention needs:
+    growth and states stay with the whole plan.
+    """
+    chosen = np.asarray(rows, dtype=np.int64)
+    number = np.full(plan.num_rows, -1, dtype=np.int64)
+    number[chosen] = np.arange(len(chosen))
+    reads = plan.reads
+    kept = number[reads.row] >= 0
+    strip = np.arange(len(reads.pages)).repeat(np.diff(reads.strip_indptr))
+    strips, counts = np.unique(strip[kept], return_counts=True)
+    first, sizes = plan.row_indptr[chosen], np.diff(plan.row_indptr)[chosen]
+    if most is None:
+        tokens = (first + sizes - sizes.cumsum()).repeat(sizes) + np.arange(sizes.sum())
+    else:
+        last, sizes = first + sizes - 1, np.minimum(sizes, most)
+        ends = zip(first, last, sizes, strict=True)
+        tokens = np.concatenate([np.linspace(*each).astype(np.int64) for each in ends])
+    part = Reads(
+        row=number[reads.row[kept]],
+        base=reads.base[kept],
+        low=reads.low[kept],
+        high=reads.high[kept],
+        strip_indptr=np.concatenate(([0], counts.cumsum())),
+        pages=PageTables.of(reads.pages[s] for s in strips.tolist()),
+    )
+    # A row reads what it writes, so its own strip is among those that are left.
+    own = None if plan.own_strip is None else np.searchsorted(strips, plan.own_strip[chosen])
+    drafted = None if plan.num_drafted is None or most is not None else plan.num_drafted[chosen]
+    alone = replace(
+        plan,
+        token_ids=plan.token_ids[tokens],
+        row_indptr=np.concatenate(([0], sizes.cumsum())),
+        positions=plan.positions[tokens],
+        offsets=plan.offsets[tokens],
+        slots=plan.slots[tokens],
+        reads=part,
+        own_strip=own,
+        growth=None,
+        lockstep=None,
+        lockstep_index=0,
+        num_drafted=drafted,
+        states=None,
+    )
+    return alone, tokens
+
+
+def over_copied_pages(plan: Plan) -> tuple[Plan, Ints]:
+    """The plan over a copy of the pages that its rows read, and which pages the copy holds, in its order.
+
+    Of each strip these are the pages from the first key that is read to the last: backends load some keys that lie
+    between two reads. Elsewhere tables name the copy's page 0. The plan is for reading alone: its slots are
+    those of the whole memory.
+    """
+    reads, size = plan.reads, plan.page_size
+    starts = reads.strip_indptr[:-1]
+    begins = np.minimum.reduceat(reads.low, starts) // size
+    ends = -(-np.maximum.reduceat(reads.high, starts) // size)
+    spans = list(zip(begins.tolist(), ends.tolist(), strict=True))
+    met = np.concatenate(
+        [pages[begin:end] for pages, (begin, end) in zip(reads.pages, spans, strict=True)]
+    )
+    _, first, which = np.unique(met, return_index=True, return_inverse=True)
+    copied = met[np.sort(first)]
+    numbers = np.argsort(np.argsort(first))[which]
+    tables, done = [], 0
+    for pages, (begin, end) in zip(reads.pages, spans, strict=True):
+        table = np.zeros_like(pages)
+        here = table[begin:end]
+        here[:] = numbers[done : done + len(here)]
+        tables.append(table)
+        done += len(here)
+    return replace(plan, reads=replace(reads, pages=PageTables.of(tables)), own_strip=None), copied

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyhands.attention.attend import Backend, LayerCall
+from manyhands.attention.attend import AttendFn, Backend, LayerCall
 from manyhands.cache.logprobs import Targets
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
+from manyhands.engine.expanded import AttendingInForms, ExpandedForm
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.sampling import Chosen, ToldLogprobs, sent
 from manyhands.model import kernels
@@ -127,6 +128,7 @@ class Passes:
         self.others = others
         self.memory = memory
         self.backend = backend
+        self.expanded = ExpandedForm.of(adapter, backend)
         self.counts = PassCounts()
 
     @property
@@ -188,7 +190,7 @@ class Passes:
     ) -> PassOutcome:
         self.counts.eager += 1
         device = self.adapter.device
-        attend = Attending(self.backend.prepare(plan, device), self.memory, self.backend)
+        attend = self._attending(plan)
         known = plan.token_ids
         if late is not None:
             known = known.copy()
@@ -214,6 +216,12 @@ class Passes:
             for part, own, top in zip(parts, tokens, tops, strict=True)
         ]
         return PassOutcome(logits, told=told)
+
+    def _attending(self, plan: Plan) -> AttendFn:
+        rows = None if self.expanded is None else self.expanded.rows_of(plan)
+        if self.expanded is not None and rows is not None:
+            return AttendingInForms(plan, rows, self.expanded, self.memory, self.backend)
+        return Attending(self.backend.prepare(plan, self.memory.device), self.memory, self.backend)
 
 
 class Attending:

@@ -70,6 +70,11 @@ class _Hook:
         takes: Callable[[int], bool] | None = getattr(self.attend, "takes_norms", None)
         return takes is not None and takes(layer)
 
+    @property
+    def takes_forms(self) -> bool:
+        """Whether `attend` chooses the form of latent attention itself, see `LayerCall.forms`."""
+        return bool(getattr(self.attend, "takes_forms", False))
+
 
 class _Made(BaseModelOutputWithPast):
     """States in the place of what the layers give; whatever else a family's code asks for is None."""
@@ -397,7 +402,7 @@ def _attention(
         )
     layer = int(module.layer_idx)  # type: ignore[arg-type]  # nn.Module types attributes as tensors
     gain = manyhands_attend.gains[layer]
-    absorbed = Expansion(module) if is_absorbed(module) else None
+    absorbed = Expansion(module, gain) if is_absorbed(module) else None
     call = LayerCall(
         layer=layer,
         scaling=scaling if absorbed else scaling * gain,
@@ -415,6 +420,8 @@ def _attention(
         q, k = norms(q, k)
     if absorbed is None:
         out = manyhands_attend.attend(q, k, v, call)
+    elif manyhands_attend.takes_forms:
+        out = manyhands_attend.attend(q, k, v, replace(call, forms=absorbed))
     else:
-        out = absorbed.values(manyhands_attend.attend(absorbed.queries(q, gain), k, v, call))
+        out = absorbed.values(manyhands_attend.attend(absorbed.queries(q), k, v, call))
     return out.contiguous()[None], None

@@ -1,4 +1,4 @@
-"""Multi-head latent attention in its absorbed form: the seam for networks that cache latents (MLA).
+"""Multi-head latent attention in two forms: the seam for networks that cache latents (MLA).
 
 Such a layer (DeepSeek-V2, arXiv 2405.04434, section 2.1) makes of every token a latent c, and of that the keys and
 values of all heads by one matrix, `kv_b_proj`: k = [W_uk c | k_pe], v = W_uv c, where k_pe is a small rotated key that
@@ -12,7 +12,9 @@ and the matrix goes to the other side of the products (the same paper, section 2
     scores = q_pe . k_pe + q_nope . (W_uk c) = [ q_pe | W_uk^T q_nope ] . [ k_pe | c ]
     out    = sum_j p_j (W_uv c_j)            = W_uv (sum_j p_j c_j)
 
-All else, the norms, the small products and the scaling, stays with the modelling code.
+That is the absorbed form. Who attends may ask for the expanded one instead, which makes k and v of the latents that
+are read, of all heads: more numbers to load, and less arithmetic for each pair of a query and a key. All else, the norms,
+the small products and the scaling, stays with the modelling code.
 
     T  new tokens      H  query heads      N, R  unrotated and rotated dims of a head's query      C  dims of c
     Dv  dims of a head's value
@@ -44,6 +46,18 @@ def latent_shape(config: Any) -> LayerShape:
         head_dim=rank + int(config.qk_rope_head_dim),
         value_dim=rank,
         is_latent=True,
+    )
+
+
+def expanded_shape(config: Any) -> LayerShape:
+    """The heads of its layers in the expanded form."""
+    num_heads = config.num_attention_heads
+    return LayerShape(
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=int(config.qk_nope_head_dim) + int(config.qk_rope_head_dim),
+        value_dim=int(config.v_head_dim),
+        is_expanded=True,
     )
 
 
@@ -89,32 +103,45 @@ class MatrixLinear(nn.Linear):
 
 
 class Expansion:
-    """The matrix of one layer, [H (N + Dv), C], as it stands on the other side of the products.
+    """The matrix of one layer, [H (N + Dv), C], on either side of the products (`attention.attend.LatentForms`).
 
     Its parts are views of the layer's own weight: nothing is stored twice, and gradients reach it.
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, gain: float = 1.0) -> None:
+        """`gain` is for the rotated dims of queries alone: the rounding of YaRN's factor, see `ropes._gain`."""
+        self._gain = gain
         self._rope_dim = int(module.qk_rope_head_dim)
-        weight = _weight(module.kv_b_proj)
-        by_head = weight.unflatten(0, (-1, module.qk_nope_head_dim + module.v_head_dim))
-        self._of_keys = by_head[:, : module.qk_nope_head_dim]  # W_uk [H, N, C]
-        self._of_values = by_head[:, module.qk_nope_head_dim :]  # W_uv [H, Dv, C]
+        self._bare_dim = int(module.qk_nope_head_dim)
+        self._weight = _weight(module.kv_b_proj)
+        by_head = self._weight.unflatten(0, (-1, self._bare_dim + module.v_head_dim))
+        self._of_keys = by_head[:, : self._bare_dim]  # W_uk [H, N, C]
+        self._of_values = by_head[:, self._bare_dim :]  # W_uv [H, Dv, C]
 
-    def queries(self, q: Tensor, gain: float) -> Tensor:
-        """Of q [T, H, N + R], rotated dims last: [T, H, R + C], rotated dims first.
-
-        `gain` is for the rotated dims alone: the rounding of YaRN's factor, see `ropes._gain`.
-        """
-        bare, rotary = q[..., : -self._rope_dim], q[..., -self._rope_dim :]
-        if gain != 1.0:
-            rotary = rotary * gain
+    def queries(self, q: Tensor) -> Tensor:
+        """For the absorbed form, of q [T, H, N + R], rotated dims last: [T, H, R + C], rotated dims first."""
+        rotary, bare = self._parts(q)
         latent = torch.bmm(bare.transpose(0, 1), self._of_keys).transpose(0, 1)
         return torch.cat((rotary, latent), dim=-1)
 
     def values(self, out: Tensor) -> Tensor:
-        """Of sums of latents [T, H, C]: those of values [T, H, Dv]."""
+        """Of sums of latents [T, H, C], as the absorbed form gives: those of values [T, H, Dv]."""
         return torch.bmm(out.transpose(0, 1), self._of_values.transpose(1, 2)).transpose(0, 1)
+
+    def expanded_queries(self, q: Tensor) -> Tensor:
+        """For the expanded form, of q [T, H, N + R], rotated dims last: [T, H, R + N], rotated dims first."""
+        return torch.cat(self._parts(q), dim=-1)
+
+    def keys_and_values(self, latents: Tensor) -> tuple[Tensor, Tensor]:
+        """Of latents [S, C]: the dims of keys that do not rotate, [S, H, N], and values [S, H, Dv]."""
+        heads = nn.functional.linear(latents, self._weight)
+        heads = heads.unflatten(-1, (len(self._of_keys), -1))
+        return heads[..., : self._bare_dim], heads[..., self._bare_dim :]
+
+    def _parts(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """The dims of q that rotate, times the gain, and the others."""
+        bare, rotary = q[..., : -self._rope_dim], q[..., -self._rope_dim :]
+        return rotary if self._gain == 1.0 else rotary * self._gain, bare
 
 
 def _handed_on(latent: Tensor, k_pe: Tensor) -> tuple[Tensor, Tensor]:
