@@ -368,3 +368,53 @@ def test_recorded_passes_attend_in_the_absorbed_form(
     assert len(made) == LAYERS * counts.eager
     want = absorbed(steps, "deepseek_v3")
     assert worst(found, want) < FLOAT32
+
+
+def test_a_pass_is_not_recorded_where_its_prompts_spare_much(
+    made: list[LayerStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens times keys are counted: of the steps below 3 times 3, then twice 4, 5 and 6."""
+    monkeypatch.setattr(expanded, "LEAST", 1)
+    engine = kernels_engine(monkeypatch, serves=True)
+    executor: Any = executor_of(engine)
+    executor.passes = passes = GraphedPasses(
+        executor.adapter, executor.memory, executor.backend, Again()
+    )
+    asked: list[bool] = []
+    usual = passes.expanded.outweighs
+
+    def noted(plan: Plan) -> bool:
+        asked.append(usual(plan))
+        return asked[-1]
+
+    monkeypatch.setattr(passes.expanded, "outweighs", noted)
+    prefix = Block()
+    views = [View([prefix, Block()]) for _ in range(2)]
+    for much, expected in ((9, [True]), (9, [False]), (10, [True]), (1 << 23, [False])):
+        monkeypatch.setattr(expanded, "MUCH", much)
+        asked.clear()
+        rows = [(View([prefix]), 3)] if much == 9 and expected[0] else [(v, 1) for v in views]
+        Pen(engine).feed(*rows)
+        assert asked[:1] == expected
+    assert len(made) == LAYERS * passes.counts.eager
+
+
+def test_kernels_of_prompts_are_loaded_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For prompts whose heads are split, and for such as leave outputs."""
+    engine = kernels_engine(monkeypatch, serves=True)
+    executor: Any = executor_of(engine)
+    form = executor.passes.expanded
+    monkeypatch.setattr(expanded, "_LOADED", (5, 40))
+    lengths: list[int] = []
+    usual = form.backend.attend
+
+    def noted(store: Any, q: Tensor, prepared: Any, call: Any) -> Tensor:
+        lengths.append(len(q))
+        out: Tensor = usual(store, q, prepared, call)
+        return out
+
+    monkeypatch.setattr(form.backend, "attend", noted)
+    passes = GraphedPasses(executor.adapter, executor.memory, executor.backend, Again())
+    passes.expanded = form
+    passes.record_ahead(engine.pool.page_size, lambda done, whole: None)
+    assert lengths == [5, 40]

@@ -7,7 +7,8 @@ that writes one token stays with the latents.
 
 All rows of a pass write first. Then, layer by layer, the pages that prompts read are copied from the store, expanded,
 read by the prompts' tokens, and let go. k_pe is stored rotated by the block's ruler, and stays so: views, moves
-and shared prefixes are what they are in the store. Recorded passes have no prompts in this sense: they attend in the absorbed form.
+and shared prefixes are what they are in the store. Recorded passes attend in the absorbed form; a pass that would be recorded
+otherwise is launched one by one where the expanded form spares more than its launches take (`ExpandedForm.outweighs`).
 
     T  new tokens      P, S  pages and slots of the copy      H  query heads      R, N  rotated and other dims of a head's key
     C  dims of a latent      Dv  dims of a head's value
@@ -25,8 +26,12 @@ from torch import Tensor
 from manyhands.attention.attend import Backend, LatentForms, LayerCall
 from manyhands.attention.store import LayerShape, LayerStore, Targets
 from manyhands.attention.torch_backend import TorchBackend
-from manyhands.cache.pages import Ints
+from manyhands.cache.block import Block
+from manyhands.cache.pages import Ints, PagePool
 from manyhands.cache.plan import Plan, of_rows, over_copied_pages
+from manyhands.cache.planner import Planner
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.latent import expanded_shape, is_latent
 from manyhands.model.memory import Memory
@@ -36,7 +41,12 @@ from manyhands.model.memory import Memory
 # heads of GLM-4.7-Flash (192 and 256) from 398. One product over all latents lies nearer to a GPU's limit than attention does.
 LEAST = 256
 # Bytes of the expanded keys and values of one layer; while they are made, nearly as much again. Latents of more stay as they are.
-MOST_BYTES = 1 << 30
+MOST_BYTES = 1 << 29
+# Pairs of a prompt's token and a key, from which on a pass is not recorded. With the heads of DeepSeek-V2-Lite a million of them
+# take 66 µs a layer absorbed, and launches of a pass some milliseconds.
+MUCH = 1 << 23
+# Tokens of prompts whose kernels are loaded ahead: of few tokens heads are split and leave partials, of many they leave outputs.
+_LOADED = (LEAST, 4096)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,10 +62,11 @@ class ExpandedRows:
 class ExpandedForm:
     """The expanded form of one network: which backend serves it, and which rows of a plan have it."""
 
-    def __init__(self, backend: Backend, token_bytes: int) -> None:
-        """`token_bytes`: of one token's expanded keys and values, in one layer."""
+    def __init__(self, backend: Backend, shape: LayerShape, dtype: torch.dtype) -> None:
+        """`shape`: the heads of every layer in this form."""
         self.backend = backend
-        self._token_bytes = token_bytes
+        self._shape = shape
+        self._token_bytes = shape.numbers_per_token * dtype.itemsize
 
     @classmethod
     def of(cls, adapter: ModelAdapter, backend: Backend) -> Self | None:
@@ -66,7 +77,7 @@ class ExpandedForm:
         own = _serving(backend, shape, adapter)
         if own is None:
             return None
-        return cls(own, shape.numbers_per_token * adapter.dtype.itemsize)
+        return cls(own, shape, adapter.dtype)
 
     def rows_of(self, plan: Plan) -> ExpandedRows | None:
         """The rows of this plan that feed at least `LEAST` tokens; None if there are none, or they read too much."""
@@ -79,6 +90,31 @@ class ExpandedForm:
             return None
         others = None if is_prompt.all() else of_rows(plan, (~is_prompt).nonzero()[0].tolist())
         return ExpandedRows(part, tokens, pages, others)
+
+    def outweighs(self, plan: Plan) -> bool:
+        """Whether this form spares so much of a pass that it does without a recording."""
+        sizes = np.diff(plan.row_indptr)
+        keys = plan.positions[plan.row_indptr[1:] - 1] + 1
+        pairs = int((sizes * keys)[sizes >= LEAST].sum())
+        return pairs >= MUCH and self.rows_of(plan) is not None
+
+    @torch.inference_mode()
+    def load(self, memory: Memory, page_size: int) -> None:
+        """Launch its kernels for prompts of nothing, so that none is compiled or loaded when the first prompt comes."""
+        shape, rope = self._shape, memory.stores[0].rope
+        for count in _LOADED:
+            planner = Planner(PagePool(count + page_size, page_size))
+            plan = planner.plan(Step([Row(View([Block()]), (0,) * count)]))
+            slots = planner.pool.num_slots
+            room = memory.stores[0].keys
+            store = LayerStore(
+                room.new_zeros(slots, shape.num_kv_heads, shape.head_dim),
+                room.new_zeros(slots, shape.num_kv_heads, shape.value_dim),
+                rope,
+            )
+            q = room.new_zeros(count, shape.num_heads, shape.head_dim)
+            prepared = self.backend.prepare(plan, memory.device)
+            self.backend.attend(store, q, prepared, LayerCall(layer=0, scaling=1.0))
 
 
 class AttendingInForms:

@@ -313,6 +313,8 @@ class GraphedPasses(Passes):
 
     def _may_be_recorded(self, plan: Plan) -> bool:
         """Whether there may be a recording for a plan of so many tokens, now or in a moment."""
+        if self.expanded is not None and self.expanded.outweighs(plan):
+            return False
         return plan.num_tokens <= MOST_TOKENS and (self.trouble is None or bool(self._graphs))
 
     def _recorded(self, plan: Plan) -> tuple[_Graph, Work] | None:
@@ -534,6 +536,8 @@ class GraphedPasses(Passes):
                     self._ahead[kind] = graph
         for capacity in uncommon if self.trouble is None else ():
             self._attend(page_size, capacity)  # loads their kernels
+        if self.expanded is not None:
+            self.expanded.load(self.memory, page_size)
         self.memory.move((), self.backend)  # so does carrying nothing
         self._fill_nothing()
         self.recorder.recover()  # recordings are repeated while the next is made: a fault is said here at the latest
@@ -560,6 +564,8 @@ class GraphedPasses(Passes):
                         self._fill_nothing()
                 for capacity in uncommon:
                     self._attend(page_size, capacity)
+                if self.expanded is not None:
+                    self.expanded.load(self.memory, page_size)
         except Exception:  # no memory, or a Triton that notes launches in another way
             self.recorder.recover()
             return Kernels()
