@@ -47,10 +47,10 @@ from benchmarks.outside_peers import (
     strips,
     whole,
 )
+from benchmarks.shapes import EXPANDED, LATENT
 from benchmarks.situations import Situation
 
 NAMES = (FLASHMLA, FA3)
-LATENT, EXPANDED = "latent", "expanded"  # forms
 _SPLITS = (0, 1, 16, 32)  # of keys, in FlashAttention 3; 0: as it chooses; 32: as vLLM's graphs
 _AT_ONCE = (64, 256, 1024)  # queries of a sequence that is cut
 

@@ -12,12 +12,14 @@ speed of a large matrix product. What the absorbed form costs besides, two small
 `--outsiders`: FlashMLA and FlashAttention 3 too, as `benchmarks/outsiders.py` unpacks them; how they are asked, and what of it is timed,
 says `benchmarks/latent_peers.py`. Their answers pass the same gate as ours, each way for itself.
 `--passes`: passes of a whole network of DeepSeek-V2-Lite's shape with random weights, by both tiles, engine after engine.
+`--prompts`: the first tokens of its prompts, which attend in the expanded form, and in the absorbed one, in turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
@@ -36,10 +38,12 @@ from benchmarks import latent_peers, op_peers, situations
 from benchmarks.breakdown import breakdown
 from benchmarks.decode import check_engine_op, free
 from benchmarks.gate import check_against, right
-from benchmarks.latent_peers import EXPANDED, LATENT
 from benchmarks.outside_peers import Outsiders
+from benchmarks.prefill import check_prompt
 from benchmarks.results import Clock, Results, parser
+from benchmarks.shapes import EXPANDED, LATENT
 from benchmarks.situations import Situation
+from benchmarks.start_up import first_token
 from benchmarks.timing import matmul_rate, milliseconds
 from manyhands.attention.attend import Backend
 from manyhands.attention.entries import Entries
@@ -49,6 +53,7 @@ from manyhands.attention.store import LayerShape, LayerStore
 from manyhands.attention.torch_backend import TorchBackend
 from manyhands.cache.block import Block
 from manyhands.cache.view import View
+from manyhands.engine import expanded
 from manyhands.engine.engine import Engine
 from manyhands.evaluation.bench import copy_bandwidth, fill, seat, time_passes, views_of
 
@@ -115,6 +120,7 @@ _V2_TINY = {
     **{"qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 12},
 }
 FORMS = (LATENT, EXPANDED)
+ABSORBED = "absorbed"  # what engines call the form of `LATENT`
 SPECIALISED, ORDINARY = "specialised", "ordinary"  # tiles
 
 
@@ -208,7 +214,10 @@ class Latents:
         names = ["tiny"] if is_tiny else self.arguments.shapes.split(",")
         for name in names:
             self._products(name)
+            wanted = self.arguments.cases.split(",")
             for case, views, new in cases(is_tiny):
+                if case.split()[0] not in wanted:
+                    continue
                 for form in FORMS:
                     with self.file.surviving(f"{name}, {case}, {form}"):
                         self._measure(name, case, form, views, new)
@@ -299,37 +308,110 @@ def _gate(where: Tensor, want: Tensor, out: Tensor) -> dict[str, float] | None:
     return asdict(verdict) if verdict.is_green else None
 
 
-class Passes:
-    """Milliseconds of a pass of DeepSeek-V2-Lite, by the tiles that its latents have."""
+class Network:
+    """A whole network of DeepSeek-V2-Lite's shape with random weights."""
 
-    def __init__(self, arguments: argparse.Namespace, clock: Clock) -> None:
+    memory_tokens: int
+
+    def __init__(self, arguments: argparse.Namespace, clock: Clock, file: str) -> None:
         self.arguments, self.clock = arguments, clock
         self.device = torch.device(arguments.device)
-        is_tiny = arguments.tiny
-        self.config = _V2_LITE | (_V2_TINY if is_tiny else {})
-        self.lengths = [40] if is_tiny else [1024, 16384]
-        self.workers = [1, 2] if is_tiny else [1, 4, 16]
-        self.num_passes, self.desk = (2, 6) if is_tiny else (32, 128)
-        self.file = Results("latents_passes", arguments, clock)
+        self.config = _V2_LITE | (_V2_TINY if arguments.tiny else {})
+        self.file = Results(file, arguments, clock)
 
-    def run(self) -> None:
-        """All of them with one kind of tiles, then with the other."""
+    @contextmanager
+    def _written(self) -> Iterator[Path]:
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(self.config), encoding="utf-8")
-            for tiles in self.arguments.tiles.split(","):
-                with _by(tiles, self.device.type == "cuda"), self.file.surviving(tiles):
-                    self._by_one(Path(folder), tiles)
-                free(self.device)
+            yield Path(folder)
 
-    def _by_one(self, folder: Path, tiles: str) -> None:
+    def _engine(self, folder: Path) -> Engine:
         engine = Engine.load(
             folder,
             device=self.arguments.device,
             dtype="bfloat16" if self.device.type == "cuda" else "float32",
             weights="dummy",
-            memory_tokens=max(self.lengths) + 2 * max(self.workers) * (self.desk + 256) + 1024,
+            memory_tokens=self.memory_tokens,
         )
         engine.get_ready()
+        return engine
+
+
+class FirstTokens(Network):
+    """Milliseconds until the first token of a prompt, in both forms of latent attention, in turns in one engine."""
+
+    def __init__(self, arguments: argparse.Namespace, clock: Clock) -> None:
+        super().__init__(arguments, clock, "latents_first_tokens")
+        self.lengths = [300] if arguments.tiny else [2048, 8192, 16384]
+        self.memory_tokens = 2 * max(self.lengths) + 1024
+
+    def run(self) -> None:
+        """Every length."""
+        with self._written() as folder:
+            engine = self._engine(folder)
+        numbers = random.Random(1)
+        for length in self.lengths:
+            with self.file.surviving(f"{length} tokens"):
+                self._measure(engine, length, numbers)
+
+    def _measure(self, engine: Engine, length: int, numbers: random.Random) -> None:
+        def prompt(tokens: int) -> tuple[int, ...]:
+            return tuple(numbers.randrange(2, engine.facts.vocab_size) for _ in range(tokens))
+
+        gate, alike = check_prompt(engine, prompt(min(length, 1024)))
+        if not (gate.is_green and alike.is_green):
+            self.file.add("red", tokens=length, gate=asdict(gate))
+            return
+        seconds: dict[str, list[float]] = {EXPANDED: [], ABSORBED: []}
+        for turn in range(2 if self.arguments.tiny else 6):
+            for form, found in seconds.items():
+                if not self.clock.allows(2):
+                    self.file.leave_out(f"{length} tokens, turn {turn}", "the time was over")
+                    continue
+                with _in_form(form):
+                    found.append(first_token(engine, prompt(length)))
+        for form, found in seconds.items():
+            counted = found[1:]  # the first may load kernels
+            self.file.add(
+                "cells",
+                tokens=length,
+                form=form,
+                ms=round(1e3 * statistics.median(counted), 3),
+                all_ms=[round(1e3 * each, 3) for each in counted],
+                gate=asdict(gate),
+            )
+
+
+@contextmanager
+def _in_form(form: str) -> Iterator[None]:
+    """Prompts attend in this form."""
+    least = 1 << 60 if form == ABSORBED else expanded.LEAST
+    with mock.patch.object(expanded, "LEAST", least):
+        yield
+
+
+class Passes(Network):
+    """Milliseconds of a pass, by the tiles that its latents have."""
+
+    def __init__(self, arguments: argparse.Namespace, clock: Clock) -> None:
+        super().__init__(arguments, clock, "latents_passes")
+        is_tiny = arguments.tiny
+        self.lengths = [40] if is_tiny else [1024, 16384]
+        self.workers = [1, 2] if is_tiny else [1, 4, 16]
+        self.num_passes, self.desk = (2, 6) if is_tiny else (32, 128)
+        desks = 2 * max(self.workers) * (self.desk + 256)
+        self.memory_tokens = max(self.lengths) + desks + 1024
+
+    def run(self) -> None:
+        """All of them with one kind of tiles, then with the other."""
+        with self._written() as folder:
+            for tiles in self.arguments.tiles.split(","):
+                with _by(tiles, self.device.type == "cuda"), self.file.surviving(tiles):
+                    self._by_one(folder, tiles)
+                free(self.device)
+
+    def _by_one(self, folder: Path, tiles: str) -> None:
+        engine = self._engine(folder)
         for length in self.lengths:
             history = fill(engine, Block("history"), length, seed=0).freeze()
             for count in self.workers:
@@ -377,9 +459,14 @@ def main(words: list[str] | None = None) -> None:
         type=Path,
         help="folder with FlashMLA and FlashAttention 3, as benchmarks/outsiders.py unpacks it",
     )
-    options.add_argument("--passes", action="store_true", help="passes of a whole network instead")
+    options.add_argument("--cases", default="team,prefill", help="team, prefill")
+    instead = options.add_mutually_exclusive_group()
+    instead.add_argument("--passes", action="store_true", help="passes of a whole network instead")
+    instead.add_argument(
+        "--prompts", action="store_true", help="first tokens of a whole network instead"
+    )
     arguments = options.parse_args(words)
-    kind = Passes if arguments.passes else Latents
+    kind = Passes if arguments.passes else FirstTokens if arguments.prompts else Latents
     kind(arguments, Clock(arguments.minutes)).run()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from benchmarks.performance import NOTHING_YET, Result, cell, result, results, table
-from benchmarks.shapes import SHAPES
+from benchmarks.shapes import EXPANDED, LATENT, SHAPES
 
 KINDS = {"ordinary": "bfloat16", "fp8": "float8", "int4": "four bits"}
 
@@ -413,9 +413,9 @@ _LATENT_NETWORKS = {
     "deepseek-v3": "DeepSeek-V3, 128",
 }
 _LATENT_PEERS = (
-    ("latent", "FlashMLA"),
-    ("latent", "FlashAttention 3"),
-    ("expanded", "FlashAttention 3"),
+    (LATENT, "FlashMLA"),
+    (LATENT, "FlashAttention 3"),
+    (EXPANDED, "FlashAttention 3"),
 )
 
 
@@ -455,36 +455,65 @@ def _latent_case(case: str) -> tuple[str, str]:
 
 
 def latents_peers() -> str:
-    """Ours of latents beside FlashMLA and FlashAttention 3, each by the fastest way to ask it."""
-    found = result("latents_peers")
-    if found is None or "peers" not in found:
-        return NOTHING_YET
-    best: dict[tuple[str, str, str, str], Result] = {}
-    for line in found["peers"]:
-        key = line["name"], line["case"], line["form"], line["peer"]
-        if key not in best or line["us"] < best[key]["us"]:
-            best[key] = line
+    """Ours of latents beside FlashMLA and FlashAttention 3, each by the fastest way to ask it.
+
+    Teams are of one run; prompts of another, in which ours have tiles for the expanded form.
+    """
     rows = []
     last = ""
-    for name, case in dict.fromkeys(key[:2] for key in best):
-        ours = cell(found, name=name, case=case, form="latent", tiles="specialised")
-        if ours is None:
+    for kind, file in (("team", "latents_peers"), ("prefill", "latents_prompts")):
+        found = result(file)
+        if found is None:
             continue
-        told = []
-        for form, peer in _LATENT_PEERS:
-            line = best.get((name, case, form, peer))
-            told += [f"{line['us']:.0f} ({line['way']})", _over(ours, line)] if line else ["", ""]
-        network = _LATENT_NETWORKS.get(name, name) if name != last else ""
-        rows.append([network, *_latent_case(case), f"{ours['us']:.0f}", *told])
-        last = name
-    head = ["network", "queries", "history", "ours, µs"]
+        best: dict[tuple[str, str, str, str], Result] = {}
+        for line in found["peers"]:
+            key = line["name"], line["case"], line["form"], line["peer"]
+            if key not in best or line["us"] < best[key]["us"]:
+                best[key] = line
+        for name, case in dict.fromkeys(key[:2] for key in best):
+            ours = cell(found, name=name, case=case, form=LATENT, tiles="specialised")
+            expanded = cell(found, name=name, case=case, form=EXPANDED)
+            if ours is None or not case.startswith(kind):
+                continue
+            told = []
+            for form, peer in _LATENT_PEERS:
+                line = best.get((name, case, form, peer))
+                own = ours if form == LATENT else expanded
+                told += (
+                    [f"{line['us']:.0f} ({line['way']})", _over(own, line)] if line else ["", ""]
+                )
+            network = _LATENT_NETWORKS.get(name, name) if name != last else ""
+            own_expanded = f"{expanded['us']:.0f}" if expanded and kind == "prefill" else ""
+            rows.append([network, *_latent_case(case), f"{ours['us']:.0f}", own_expanded, *told])
+            last = name
+    head = ["network", "queries", "history", "ours, µs", "ours, expanded, µs"]
     for form, peer in _LATENT_PEERS:
-        head += [f"{peer}{', expanded' if form == 'expanded' else ''}, µs", "ours over it"]
-    return table(head, rows)
+        head += [f"{peer}{', expanded' if form == EXPANDED else ''}, µs", "ours over it"]
+    return table(head, rows) if rows else NOTHING_YET
 
 
-def _over(ours: Result, line: Result) -> str:
-    return f"{ours['us'] / line['us']:.2f}" if line["us"] else ""
+def _over(ours: Result | None, line: Result) -> str:
+    return f"{ours['us'] / line['us']:.2f}" if ours and line["us"] else ""
+
+
+def latents_first_tokens() -> str:
+    """First tokens of prompts of a whole network with latents, in both forms in turns."""
+    found = result("latents_first_tokens")
+    if found is None:
+        return NOTHING_YET
+    by_length: dict[int, dict[str, float]] = {}
+    for line in found["cells"]:
+        by_length.setdefault(line["tokens"], {})[line["form"]] = line["ms"]
+    rows = [
+        [
+            str(length),
+            f"{by[EXPANDED]:.1f}",
+            f"{by['absorbed']:.1f}",
+            f"{by[EXPANDED] / by['absorbed']:.2f}",
+        ]
+        for length, by in by_length.items()
+    ]
+    return table(["tokens", "expanded form, ms", "absorbed form, ms", "ratio"], rows)
 
 
 def latents_passes() -> str:
@@ -530,6 +559,7 @@ TABLES: dict[str, Callable[[], str]] = {
         quantised_accuracy,
         latents,
         latents_peers,
+        latents_first_tokens,
         latents_passes,
     )
 }

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+LATENT, EXPANDED = "latent", "expanded"  # forms of latent attention, as benchmarks of it call them
+
 
 @dataclass(frozen=True)
 class Shape:

@@ -47,6 +47,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     attention.main(common)
     latents.main(common)
     latents.main([*common, "--passes"])
+    latents.main([*common, "--prompts"])
     prefix.main([*common, "--models", "codellama-7b"])
     return folder
 
@@ -67,6 +68,7 @@ def test_circumstances_stand_in_every_file(measured: Path) -> None:
         "attention_trees",
         "attention_prefills",
         "latents",
+        "latents_first_tokens",
         "latents_passes",
         "prefix_codellama-7b",
     }
@@ -129,7 +131,7 @@ def test_tables_and_pictures_are_made_of_it(
         assert pages[name].startswith("| "), name
         assert len(pages[name].splitlines()) >= 3, name
     assert pages["breakdown"] == performance.NOTHING_YET  # the profiler wants a GPU
-    assert pages["speed_sources"].count("commit abc") == 9
+    assert pages["speed_sources"].count("commit abc") == 10
     drawn = plots.draw(tmp_path / "plots")
     assert [path.name for path in drawn] == ["decode.svg", "prefix.svg", "needles.svg"]
     first = [path.read_bytes() for path in drawn]
