@@ -45,10 +45,10 @@ from manyhands.engine.ranks.group import (
     leave_group,
     open_store,
 )
-from manyhands.engine.ranks.interrupts import held_back
 from manyhands.engine.ranks.launched import Launched, launched
 from manyhands.engine.ranks.processes import GRACE, Processes
 from manyhands.errors import ManyhandsError, RanksFailed
+from manyhands.sandbox import held_back
 
 LONGEST_END = 3 * GRACE  # seconds from the loss of a rank to the end of this process, at the latest
 _FOLLOW = "manyhands.engine.ranks.follower:follow"
