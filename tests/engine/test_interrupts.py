@@ -401,7 +401,7 @@ def test_control_without_the_tokens_of_a_kept_step_it_is_fed_twice(
 
 
 def ended(*places: Place, plans_ahead: bool = False) -> tuple[list[str], Watch]:
-    """What an engine answers behind runs that an interrupt has ended, as it does in `Engine.run_all`."""
+    """Answers of an engine behind runs that an interrupt has ended, as it does in `Engine.run_all`."""
     ledger: Any = Ledger()
     ledger.plans_ahead = plans_ahead
     engine = Engine(ledger, max_tokens_per_pass=24)

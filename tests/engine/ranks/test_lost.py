@@ -134,7 +134,7 @@ def test_a_rank_that_is_gone_before_it_loads_is_a_lost_rank(
 def test_a_rank_that_is_gone_before_the_group_is_a_lost_rank_and_takes_no_processor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What had been left to the other ranks was lost to the whole process."""
+    """Threads that had been left to the other ranks were lost to the whole process."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     before, set_to = torch.get_num_threads(), list[int]()
