@@ -16,8 +16,9 @@ import stat
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -303,9 +304,43 @@ def within_reach(model: str) -> Iterator[None]:
         _reach.open()
 
 
+class ProcessWide:
+    """A change of the whole process, for as long as any thread is in a block that asks for it.
+
+    The first one in makes it, and the last one out takes it back. If each thread put back what it had found, one that leaves
+    behind another that came later would put back the change itself, for good.
+    """
+
+    def __init__(self, change: Callable[[], AbstractContextManager[object]]) -> None:
+        self._change = change
+        self._one_thread = threading.Lock()
+        self._num_inside = 0
+        self._made: AbstractContextManager[object] = nullcontext()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """The block of one thread; it may have others inside."""
+        is_inside = 0
+        try:
+            with self._one_thread:
+                if not self._num_inside:
+                    made = self._change()
+                    made.__enter__()
+                    self._made = made
+                # Without a call in between, so an interrupt finds both or neither.
+                is_inside = self._num_inside = self._num_inside + 1
+            yield
+        finally:
+            if is_inside:
+                with self._one_thread:
+                    self._num_inside -= 1
+                    if not self._num_inside:
+                        made, self._made = self._made, nullcontext()
+                        made.__exit__(None, None, None)
+
+
 @contextmanager
-def silent_hub() -> Iterator[None]:
-    """No log lines and no progress bars of huggingface_hub inside; everything as it was, afterwards."""
+def _without_words() -> Iterator[None]:
     from huggingface_hub.utils import logging as hub_logging
     from huggingface_hub.utils.tqdm import (
         are_progress_bars_disabled,
@@ -324,6 +359,19 @@ def silent_hub() -> Iterator[None]:
             enable_progress_bars()
         else:
             disable_progress_bars()
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+# No log lines and no progress bars of huggingface_hub inside; everything as it was, afterwards.
+silent_hub = ProcessWide(_without_words)
+# No warnings of Python inside.
+no_warnings = ProcessWide(_without_warnings)
 
 
 def incomplete(name: str, missing: str, cause: BaseException | None = None) -> ModelNotFound:

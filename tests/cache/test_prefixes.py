@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import math
 from collections.abc import Iterator, Sequence
 
@@ -10,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from manyhands.cache import prefix_nodes, prefixes
 from manyhands.cache.block import Block
 from manyhands.cache.pages import Move, PagePool
 from manyhands.cache.planner import Planner
@@ -18,7 +21,8 @@ from manyhands.cache.prefixes import Lease, PrefixTree
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.errors import InvalidRequest
-from tests.covers import examples
+from tests.covers import examples, is_every_case
+from tests.strikes import Place, Watch, first_and_last, strike_all
 
 PAGE_SIZE = 2
 Prompts = list[tuple[int, ...]]
@@ -259,7 +263,8 @@ def test_what_was_written_is_let_go_as_any_other_prefix() -> None:
     machine = Machine(num_pages=8)
     lease = machine.prefill([(1, 2)], "anna")
     machine.write_behind(lease, 0, (3, 4, 5, 6, 7))
-    assert machine.prefill([(1, 2, 3)], "ben").found == (0,), "of one tenant alone"
+    other = machine.prefill([(1, 2, 3)], "ben")
+    assert other.found == (0,), "of one tenant alone"
     lease.close()
     machine.tree.make_room(1)
     assert machine.prefill([(1, 2, 3)], "anna").found == (2,), "the end goes before the beginning"
@@ -440,3 +445,87 @@ def test_a_path_of_short_blocks_takes_a_page_for_each() -> None:
     assert machine.tree.num_pages_in_use == 8
     assert need.num_tokens == 8, "no lease holds any of them"
     assert need.num_tokens // PAGE_SIZE + need.num_blocks >= 8
+
+
+# -- interrupts --------------------------------------------------------------------------------------
+
+FILES = {str(module.__file__) for module in (prefixes, prefix_nodes)}
+LONG = tuple(range(20))
+COMING: list[Prompts] = [
+    [LONG],
+    [LONG[:7], (*LONG[:9], 50)],
+    [(*LONG[:4], 60, 61), LONG],
+    [(70, 71), (*LONG[:7], 80)],
+]
+HELD = (*LONG[:12], 90, 91)
+
+
+def one_run(machine: Machine, wanted: Prompts) -> None:
+    """A run from its lease to its end. Interrupted, it says farewell once, as a strategy does."""
+    lease = machine.tree.lease(wanted)
+    if lease is None:
+        return
+    try:
+        for _ in range(2):  # of what is long, a part is left half written by runs that are over
+            machine.run(lease.rows(range(len(wanted)), 3))
+            lease.settle()
+        if lease.is_ready(0):
+            machine.write_behind(lease, 0, (1, 2, 3), (4, 5))
+    finally:
+        lease.close()
+
+
+def interrupted_runs(*places: Place) -> Watch:
+    """Runs that come and go beside one that stays: what the tree sums up is true at the end, and nothing is held."""
+    machine = Machine()
+    held = machine.prefill([HELD])
+    watch = Watch(lambda code: code.co_filename in FILES, places)
+    for wanted in COMING:
+        watch.begin_step()
+        with contextlib.suppress(KeyboardInterrupt), watch.watching():
+            one_run(machine, wanted)
+        machine.pool.take_back()
+    tree = machine.tree
+    gc.collect()
+    for wanted in COMING:
+        again = tree.lease(wanted)
+        assert again is not None, "nothing feeds any more"
+        machine.run(again.rows(range(len(wanted)), 10**6))
+        again.settle()
+        assert [machine.read(again, index) for index in range(len(wanted))] == wanted
+        again.close()
+    assert machine.read(held, 0) == HELD
+    nodes = held._leaves[0].chain()
+    assert all(node.pins == 1 for node in nodes)
+    assert tree.num_pages_in_use == sum(len(node.tokens) // PAGE_SIZE + 1 for node in nodes)
+    tree.clear()
+    assert tree.num_tokens == len(HELD)
+    held.close()
+    tree.clear()
+    assert (tree.num_tokens, tree.num_pages_in_use) == (0, 0)
+    del held, again, nodes
+    gc.collect()
+    assert machine.pool.num_free_pages == machine.pool.num_pages
+    return watch
+
+
+def test_an_interrupt_at_any_line_of_the_tree_leaves_nothing_held(
+    pytestconfig: pytest.Config,
+) -> None:
+    watch = interrupted_runs()
+    assert watch.names >= {"lease", "_cut", "_insert", "_grow", "_abandon", "close", "_drop"}
+    strike_all(
+        watch.places(first_and_last),
+        lambda places: interrupted_runs(*places),
+        alone=is_every_case(pytestconfig),
+    )
+
+
+def test_a_lease_that_nothing_has_closed_is_closed_when_it_is_gone() -> None:
+    machine = Machine()
+    machine.prefill([LONG])
+    gc.collect()
+    assert machine.tree.need([LONG]).num_tokens == len(LONG)
+    assert machine.tree.num_pages_in_use == 0
+    machine.tree.clear()
+    assert machine.pool.num_free_pages == machine.pool.num_pages

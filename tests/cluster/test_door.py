@@ -7,16 +7,20 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
 import pytest
+from starlette.requests import Request
+from starlette.types import Message
 
 from manyhands.cluster.affinity import ranked
 from manyhands.cluster.forwarding import Begin, Forwarded
 from manyhands.cluster.serving import Door, ServedReplica
 from manyhands.errors import ServiceStopped
 from manyhands.schema.openai import CHAT
+from manyhands.server.chat import LEFT
 from manyhands.server.keys import Keys
 from manyhands.server.limits import Limits
 from manyhands.server.shapes import RUNS
@@ -226,3 +230,59 @@ def test_a_run_that_nobody_watches_may_end_before_its_replica_does(
         assert isinstance(run.handle._outcome, ends)
 
     asyncio.run(begun())
+
+
+class LatePieces:
+    """An answer that is whole so many turns of the loop behind the client's leaving."""
+
+    def __init__(self, kind: bytes, left: asyncio.Event, turns: int) -> None:
+        self._kind, self._left, self._turns = kind, left, turns
+        self._told = 0
+        self.is_cancelled = False
+
+    def __aiter__(self) -> LatePieces:
+        return self
+
+    async def __anext__(self) -> Begin | bytes:
+        self._told += 1
+        if self._told > 1:
+            raise StopAsyncIteration
+        await self._left.wait()
+        for _ in range(self._turns):
+            await asyncio.sleep(0)
+        return Begin(200, [(b"content-type", self._kind)])
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+@pytest.mark.parametrize("kind", [b"application/json", b"text/event-stream"])
+def test_a_client_that_leaves_as_its_answer_comes_counts_once(kind: bytes) -> None:
+    """Counted twice, a door that was to drain waited for less than no request."""
+
+    async def leave(turns: int) -> tuple[int, bool, bool]:
+        left, bodies = asyncio.Event(), [b"{}"]
+        pieces = LatePieces(kind, left, turns)
+
+        async def receive() -> Message:
+            if bodies:
+                return {"type": "http.request", "body": bodies.pop(), "more_body": False}
+            left.set()
+            return {"type": "http.disconnect"}
+
+        fleet = SimpleNamespace(ask=lambda asked: pieces)
+        door = Door(fleet, Keys(), Limits())
+        scope = {"type": "http", "method": "POST", "path": CHAT, "query_string": b"", "headers": []}
+        request = Request(scope | {"state": {"owner": "", "request_id": "1"}}, receive)
+        response = await door._forward(request)
+        for _ in range(9):
+            await asyncio.sleep(0)
+        return door.num_live, response is LEFT, pieces.is_cancelled
+
+    for turns in range(9):
+        live, has_left, is_cancelled = asyncio.run(leave(turns))
+        if has_left:
+            assert live == 0, turns
+            assert is_cancelled or kind != b"text/event-stream", turns
+        else:
+            assert live == (kind == b"text/event-stream"), turns

@@ -400,6 +400,42 @@ def test_control_without_the_tokens_of_a_kept_step_it_is_fed_twice(
     assert crowd(places[0])[0] != expected
 
 
+def ended(*places: Place, plans_ahead: bool = False) -> tuple[list[str], Watch]:
+    """Answers of an engine behind runs that an interrupt has ended, as it does in `Engine.run_all`."""
+    ledger: Any = Ledger()
+    ledger.plans_ahead = plans_ahead
+    engine = Engine(ledger, max_tokens_per_pass=24)
+    watch = watch_at(*places, code=WATCHED_CODE_OF_A_STEP | {Engine._told.__code__})
+
+    def strategies() -> list[Strategy]:
+        return [writing([], prompt, Reserve(20, 3), rows) for prompt, rows in ((5, 2), (9, 1))]
+
+    watch.begin_step()
+    with contextlib.suppress(KeyboardInterrupt), watch.watching():
+        engine.run_all(strategies())
+    answers = [answer.text for answer in engine.run_all(strategies())]
+    assert not engine._scheduler.runs
+    assert engine._scheduler.preemption.num_pages_promised == 0
+    assert engine.pool.num_free_pages == engine.pool.num_pages
+    return answers, watch
+
+
+@pytest.mark.parametrize("plans_ahead", [False, True])
+def test_runs_that_an_interrupt_has_ended_leave_the_engine_to_others(
+    plans_ahead: bool, pytestconfig: pytest.Config
+) -> None:
+    """Tokens that were kept for them are told to nobody. They were asked for again and again, and every later step failed."""
+    expected, watch = ended(plans_ahead=plans_ahead)
+    assert watch.names >= {"keep", "_take", "_told", "_usage_of_each"}
+
+    def struck(places: Sequence[Place]) -> Watch:
+        answers, watch = ended(*places, plans_ahead=plans_ahead)
+        assert answers == expected, named(watch.struck)
+        return watch
+
+    strike_all(watch.places(first_and_last), struck, alone=is_every_case(pytestconfig))
+
+
 WATCHED_WHILE_PASSES_ARE_BEGUN_AHEAD = WATCHED_CODE_OF_A_STEP | {
     function.__code__
     for function in (
@@ -599,4 +635,5 @@ def test_a_run_whose_submission_was_struck_is_over() -> None:
 
     whole, watch = begin()
     assert whole
-    assert not all(begin(place)[0] for place in watch.places(every_time))
+    struck = [place for place in watch.places(every_time) if begin(place)[0]]
+    assert struck == [], "it takes part in passes, and nothing holds it"

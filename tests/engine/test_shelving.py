@@ -704,6 +704,34 @@ def test_a_file_of_anything_is_refused_and_keeps_no_piece(
     assert "is not used, and its tokens are fed" in caplog.text
 
 
+def test_a_file_that_is_much_too_long_is_not_read(
+    folder: Path, expected: Completions, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor is memory asked for it, which there may not be: that ended every run."""
+    os.truncate(sheet_of(folder, 1), 1 << 40)  # it has holes
+    answer = write(engine_on(folder))
+    assert tokens_of(answer) == tokens_of(expected)
+    assert "1099511627776 bytes; expected about" in caplog.text
+
+
+def test_a_host_without_memory_for_a_sheet_feeds_its_tokens(
+    folder: Path,
+    expected: Completions,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = engine_on(folder)
+    shelf = shelf_of(engine)
+    assert shelf is not None
+
+    def refuse(num_bytes: int) -> None:
+        raise MemoryError(f"no memory for {num_bytes} bytes")
+
+    monkeypatch.setattr(shelf.files.buffers, "take", refuse)
+    assert tokens_of(write(engine)) == tokens_of(expected)
+    assert "no memory for" in caplog.text
+
+
 def test_what_dead_writers_left_is_removed_and_no_others(tmp_path: Path) -> None:
     write(engine_on(tmp_path))
     own = sheets(tmp_path)[0].parent

@@ -16,7 +16,6 @@ from transformers.modeling_utils import PreTrainedModel
 
 from manyhands.attention.attend import AttendFn, LayerCall
 from manyhands.model.adapter import ModelAdapter
-from manyhands.model.few_layers import with_few_layers
 from manyhands.model.fusion import fuse_modules
 from manyhands.model.self_test import exact_attention
 from tests.engine.small import small_config
@@ -71,17 +70,17 @@ def _no_garbage() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_no_garbage")
 def test_an_interrupt_at_any_line_leaves_the_network_whole() -> None:
-    """The line that puts the layers back calls nothing, so no signal is looked at in it."""
+    """The line that puts the whole network back calls nothing, so no signal is looked at in it."""
     adapter = ModelAdapter(tiny_model(small_config(layers=LAYERS)))
-    base = adapter.model.base_model
-    layers, code = base.layers, with_few_layers.__code__
+    layers, code = adapter.model.base_model.layers, ModelAdapter.with_few_layers.__code__
     last = code, max(line for *_, line in code.co_lines() if line)
-    seen: list[int] = []
+    seen: list[list[int]] = []
+    left = at = 0
 
     def work() -> None:
-        seen.append(len(base.layers))  # type: ignore[arg-type]
-
-    left = at = 0
+        sys.settrace(None)  # the pass itself has many lines
+        seen.append(attended(adapter)[0])
+        sys.settrace(trace)  # type: ignore[arg-type]
 
     def trace(frame: FrameType, event: str, value: object) -> object:
         nonlocal left
@@ -100,11 +99,22 @@ def test_an_interrupt_at_any_line_leaves_the_network_whole() -> None:
         except KeyboardInterrupt:
             struck = True
         sys.settrace(None)
-        assert base.layers is layers, at
+        assert adapter.model.base_model.layers is layers, at
+        assert attended(adapter)[0] == [*range(LAYERS)], at
         if not struck:
             break
     assert at > 20  # control: it was struck, until it came through
-    assert set(seen) == {3}
+    assert seen
+    assert all(layers == [0, 1, LAYERS - 1] for layers in seen)
+
+
+def test_another_engine_of_the_network_makes_all_layers_meanwhile() -> None:
+    model = tiny_model(small_config(layers=LAYERS))
+    adapter, other = ModelAdapter(model), ModelAdapter(model)
+    few, all_of_them = adapter.with_few_layers(lambda: (attended(adapter), attended(other)))
+    assert few[0] == [0, 1, LAYERS - 1]
+    assert all_of_them[0] == [*range(LAYERS)]
+    assert torch.equal(all_of_them[1], attended(other)[1])
 
 
 def wider(layers: Any) -> None:

@@ -62,3 +62,22 @@ def test_a_host_that_cannot_pin_has_no_pieces(
     assert buffers.num_free == 0
     assert len(buffers.take(SIZE)) == SIZE
     assert "can be pinned: out of memory" in caplog.text
+
+
+def test_where_no_more_can_be_pinned_memory_is_ordinary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that has pinned all it may, beside sheets that are wanted: each of them ended every run."""
+    empty, asked = torch.empty, []
+
+    def refuse(size: int, **options: object) -> torch.Tensor:
+        asked.append(options.get("pin_memory"))
+        if options.get("pin_memory") or size > 10 * SIZE:
+            raise RuntimeError("out of memory")
+        return empty(size, dtype=torch.uint8)
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    buffers = HostBuffers(SIZE, COUNT, pin=True)
+    asked.clear()
+    assert len(buffers.take(SIZE)) == SIZE
+    assert asked == [True, False]
+    with pytest.raises(MemoryError, match=str(20 * SIZE)):
+        buffers.take(20 * SIZE)

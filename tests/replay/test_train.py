@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -119,6 +120,33 @@ def test_an_interrupted_training_goes_on_where_it_was(
     assert resumed.tokens == whole.tokens
     steps = [line["step"] for line in log(tmp_path / "broken")]
     assert steps == [line["step"] for line in log(whole.folder)]
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["in front of a step", "behind it"])
+def test_an_interrupt_in_a_step_leaves_a_whole_one(
+    tmp_path: Path, whole: Training, is_late: bool
+) -> None:
+    """Weights that had made the step were saved as if they had not, and made it again."""
+    broken = training(tmp_path / "broken")
+    step, count = broken.optimizer.step, 0
+
+    def struck() -> None:
+        nonlocal count
+        count += 1
+        if not is_late and count == 2:
+            signal.raise_signal(signal.SIGINT)
+        step()
+        if is_late and count == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    broken.optimizer.step = struck  # type: ignore[method-assign, assignment]  # it gives no loss
+    with pytest.raises(KeyboardInterrupt):
+        broken.run()
+    assert broken.step == 2
+    resumed = training(tmp_path / "broken")
+    assert resumed.step == 2
+    resumed.run()
+    assert_same(resumed, whole)
 
 
 def test_a_killed_training_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:

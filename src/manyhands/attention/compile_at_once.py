@@ -19,11 +19,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, NoReturn
+
+from manyhands.hub import no_warnings
 
 _MOST_CHILDREN = 16
 _PATIENCE = 120.0  # seconds for the next kernel, of which the slowest takes ten
@@ -145,12 +146,11 @@ def _fork(noted: Sequence[Noted], children: dict[Connection, int]) -> None:
     ours, theirs = Pipe()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
     try:
-        with warnings.catch_warnings():
-            # A fork of a process with threads: a child takes up nothing that one of these might have held.
-            warnings.simplefilter("ignore", DeprecationWarning)
+        # A fork of a process with threads: a child takes up nothing that one of these might have held, so it never leaves this block.
+        with no_warnings():
             process = os.fork()
-        if process == 0:
-            _be_child(noted, device, ours, theirs)
+            if process == 0:
+                _be_child(noted, device, ours, theirs)
         children[ours] = process
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

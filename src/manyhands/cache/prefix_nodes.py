@@ -24,7 +24,7 @@ class Node:
         self.parent = weakref.ref(parent) if parent is not None else None
         self.children: dict[int, Node] = {}  # by their first token
         self.pins = 0  # prompts of leases whose paths lead through here
-        self.feeder: object | None = None  # the lease that is writing it
+        self.feeder: object | None = None  # which lease, or which fetch, is writing it
         self.used = 0  # when it was last let go
 
     @property

@@ -24,6 +24,10 @@ Blocks without a lease are kept within `max_tokens`, and as long as their pages 
 The least recently used leaves go first. Tenants have trees of their own: what one of them has asked
 is never found by another.
 
+An interrupt may strike between any two lines. What the tree sums up (who holds a node, how many tokens and pages there are, which
+leaves may go) is then made anew by the next change, from the leases that are open; and a lease that nothing has closed is closed
+when it is gone.
+
 With a `shelf` (`cache/sheets.py`) whole paths are saved to disk when they are written, and what memory does not
 hold is looked for there: the nodes of what is found are written by a Fetch in the place of a lease.
 """
@@ -48,6 +52,10 @@ if TYPE_CHECKING:
     from manyhands.cache.pages import PagePool
 
 _LEAST_BLOCKS = 2  # new ones for each prompt, at most: one that is divided, and its own
+
+
+class Feeder:
+    """Which lease writes a node: an object for each of them, since a node does not hold its lease."""
 
 
 class Need(NamedTuple):
@@ -82,6 +90,10 @@ class PrefixTree:
         self._idle: list[tuple[int, int, Node]] = []  # a heap: when used, a number, an idle leaf
         self._longest_idle = 64
         self._clock = count(1)
+        # Leases that are not closed. The callback is no Python code: no death of one that nothing has closed goes unnoticed.
+        self._leases: dict[weakref.ref[Lease], None] = {}
+        self._gone: list[weakref.ref[Lease]] = []
+        self._is_changing = False  # found at the beginning of a change: interrupted
         if pool is not None:
             pool.keepers.add(self)
 
@@ -90,6 +102,7 @@ class PrefixTree:
 
         For more prompts than memory has room for, whatever they are, no path is looked up: all runs would wait for that.
         """
+        self._check_whole()
         if self._are_too_many(len(prompts)):
             return Need(sum(map(len, prompts)), _LEAST_BLOCKS * len(prompts))
         num_tokens = num_blocks = 0
@@ -118,11 +131,13 @@ class PrefixTree:
     def lease(self, prompts: Sequence[Tokens], tenant: str | None = None) -> Lease | None:
         """The paths of these prompts, or None: one leads into a block that is being written, ask again.
 
-        A block can only be divided when it is complete.
+        A block can only be divided when it is complete. Interrupted, there is no lease, and nothing is held for it.
         """
+        self._begin()
         for tokens in prompts:
             _, _, part, _ = self._match(tokens, tenant)
             if part is not None and part.feeder is not None:
+                self._is_changing = False
                 return None
         leaves, found = [], []
         for tokens in prompts:
@@ -135,7 +150,10 @@ class PrefixTree:
             self.num_tokens_added += len(tokens) - depth
         fetches = [self._fetch(*each, tenant) for each in zip(leaves, prompts, strict=True)]
         self._keep_within_limit()
-        return Lease(self, leaves, tuple(found), fetches, tenant)
+        lease = Lease(self, leaves, tuple(found), fetches, tenant)
+        self._leases[weakref.ref(lease, self._gone.append)] = None
+        self._is_changing = False
+        return lease
 
     def make_room(self, num_pages: int) -> None:
         """Let the least recently used leaves go until so many pages are free again, or none is left."""
@@ -154,17 +172,70 @@ class PrefixTree:
 
     def let_go(self) -> bool:
         """Let the least recently used leaf go; False if there is none."""
-        while self._idle:
+        was_changing = self._is_changing
+        if not was_changing:  # else this is a part of the change
+            self._begin()
+        has_gone = False
+        while self._idle and not has_gone:
             entry = heapq.heappop(self._idle)
-            if is_current(*entry):
+            if has_gone := is_current(*entry):
                 self._drop(entry[-1])
-                return True
-        return False
+        self._is_changing = was_changing
+        return has_gone
 
     def clear(self) -> None:
         """Let everything go that is not in use."""
         while self.let_go():
             pass
+
+    # -- interrupts ------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """A change begins. What an interrupt has left of another one is put right before."""
+        self._check_whole()
+        self._is_changing = True
+
+    def _check_whole(self) -> None:
+        if self._is_changing or self._gone:
+            self._put_right()
+
+    def _put_right(self) -> None:
+        """Make anew what nodes and the tree sum up: from the leases that are open, and from what each node says of itself.
+
+        Interrupted, it is made once more.
+        """
+        self._is_changing = True
+        for reference in self._gone:
+            self._leases.pop(reference, None)
+        self._gone.clear()
+        nodes = list(self._nodes())
+        for node in nodes:
+            node.pins = 0
+        open_ones = [lease for reference in self._leases if (lease := reference()) is not None]
+        for leaf in (leaf for lease in open_ones for leaf in lease._leaves):
+            for node in leaf.chain():
+                node.pins += 1
+        feeders = {lease._feeder for lease in open_ones}
+        for node in nodes:
+            if isinstance(node.feeder, Feeder) and node.feeder not in feeders:
+                self._abandon(node)
+        nodes = list(self._nodes())
+        self.num_tokens = sum(len(node.tokens) for node in nodes)
+        self.num_pages_in_use = sum(self._pages(node) for node in nodes if node.pins)
+        self._idle = []
+        for node in reversed(nodes):  # children first
+            if node.is_idle_leaf and not node.is_written:
+                self._drop(node)
+            else:
+                self._offer(node)
+        self._is_changing = False
+
+    def _nodes(self) -> Iterator[Node]:
+        """All nodes but the roots, each behind its parent."""
+        waiting = [child for root in self._roots.values() for child in root.children.values()]
+        while waiting:
+            yield (node := waiting.pop())
+            waiting += node.children.values()
 
     # -- finding ---------------------------------------------------------------------------------
 
@@ -208,8 +279,9 @@ class PrefixTree:
             lost = common if was_written and not node.is_written else 0
         if depth < len(tokens):
             rest = tokens[depth:]
-            node.children[rest[0]] = child = Node(rest, block := Block("prefix"), node)
+            child = Node(rest, block := Block("prefix"), node)
             self._enter_block(block, node)
+            node.children[rest[0]] = child
             self.num_tokens += len(rest)
             node = child
         return node, depth - lost
@@ -265,14 +337,31 @@ class PrefixTree:
         for block in (first, second):
             self._enter_block(block, parent)
         head.pins, head.used = node.pins, node.used
-        parent.children[head.tokens[0]] = head
+        rest, above, first_token = node.tokens[at:], weakref.ref(head), head.tokens[0]
+        head.children[rest[0]] = node
         if node.pins:
             self.num_pages_in_use -= self._pages(node)
-        node.tokens, node.block, node.parent = node.tokens[at:], second, weakref.ref(head)
-        head.children[node.tokens[0]] = node
+        # Without a call in between, so an interrupt finds the node cut or whole.
+        parent.children[first_token], node.tokens, node.block, node.parent = (
+            *(head, rest, second, above),
+        )
         if node.pins:
             self.num_pages_in_use += self._pages(head) + self._pages(node)
         return head
+
+    def _abandon(self, node: Node) -> None:
+        """Leave a node half written: what there is becomes a node of its own, the rest is free for any lease."""
+        assert node.block is not None, "what is leased is in the tree"
+        node.feeder = None
+        pool = self.pool
+        is_here = pool is None or pool.has_seen(node.block)
+        if not is_here or (pool is not None and pool.is_evicted(node.block)):
+            # It lies in another engine's memory, or went with its writer: begin anew.
+            fresh = Block("prefix")
+            self._enter_block(fresh, node)
+            node.block = fresh
+        if node.block.num_tokens:
+            self._cut(node, node.block.num_tokens, node.block.freeze(), Block("prefix"))
 
     def _enter_block(self, block: Block, node: Node) -> None:
         """A block stands below the root below which `node` stands, or which it is."""
@@ -400,6 +489,7 @@ class Lease:
         self._tenant = tenant
         self._tree = tree
         self._leaves = leaves
+        self._feeder = Feeder()
         self._feeding: dict[Node, View] = {}
         self._newly: dict[Node, int] = {}  # tokens given out with the last rows
         self._ready: set[int] = set()
@@ -422,7 +512,7 @@ class Lease:
                 break
             for node in self._unwritten(index):
                 if node not in self._newly:
-                    if node.feeder is not None and node.feeder is not self:
+                    if node.feeder is not None and node.feeder is not self._feeder:
                         break
                     row = self._row(node, max_tokens)
                     rows.append(row)
@@ -481,26 +571,36 @@ class Lease:
         pool, node = self._tree.pool, self._leaves[index]
         if pool is None or not node.is_written:
             return
+        self._tree._begin()
+        is_whole = True
         for block in blocks:
             if not block.num_tokens:
                 continue
             if pool.is_evicted(block) or (grown := self._tree._grow(node, block.freeze())) is None:
-                return
+                is_whole = False
+                break
             node = grown
-        if node is not self._leaves[index]:
+        self._tree._is_changing = False
+        if is_whole and node is not self._leaves[index]:
             self._tree._save(node, self._tenant)
 
     def close(self) -> None:
         """Give the paths back. Their written blocks are kept, as far as the tree may keep them."""
+        tree = self._tree
+        tree._begin()
+        tree._leases.pop(
+            weakref.ref(self), None
+        )  # interrupted from here on, it is closed all the same
         self._freeze_written()
         for node in self._feeding:
-            self._abandon(node)
+            tree._abandon(node)
         self._feeding = {}
-        for leaf in self._leaves:
+        leaves, self._leaves = self._leaves, []
+        for leaf in leaves:
             for node in reversed(leaf.chain()):
-                self._tree._unpin(node)
-        self._leaves = []
-        self._tree._keep_within_limit()
+                tree._unpin(node)
+        tree._keep_within_limit()
+        tree._is_changing = False
 
     def _unwritten(self, index: int) -> Iterator[Node]:
         if index not in self._ready:
@@ -514,24 +614,10 @@ class Lease:
         """A row that feeds the next tokens of a node that no other lease is writing."""
         assert node.block is not None, "what is leased is in the tree"
         if node not in self._feeding:
-            node.feeder = self
+            node.feeder = self._feeder
             blocks = (each.block for each in node.chain())
             self._feeding[node] = View(block for block in blocks if block is not None)
         start = node.block.num_tokens
         tokens = node.tokens[start : start + max_tokens]
         self._newly[node] = len(tokens)
         return Row(self._feeding[node], tokens)
-
-    def _abandon(self, node: Node) -> None:
-        """Leave a node half written: what there is becomes a node of its own, the rest is free for any lease."""
-        assert node.block is not None, "what is leased is in the tree"
-        node.feeder = None
-        pool = self._tree.pool
-        is_here = pool is None or pool.has_seen(node.block)
-        if not is_here or (pool is not None and pool.is_evicted(node.block)):
-            # It lies in another engine's memory, or went with its writer: begin anew.
-            fresh = Block("prefix")
-            self._tree._enter_block(fresh, node)
-            node.block = fresh
-        if node.block.num_tokens:
-            self._tree._cut(node, node.block.num_tokens, node.block.freeze(), Block("prefix"))

@@ -317,25 +317,25 @@ class Door:
             return LEFT
         self.num_live += 1
         answering = asyncio.ensure_future(self._answer(asked))
+        answer: Response | None = None
         try:
             if await is_gone_before(request, answering):
-                self._ended()
                 return LEFT
-            return answering.result()
-        except BaseException:
-            self._ended()
-            raise
+            answer = answering.result()
+            return answer
         finally:
+            if not isinstance(answer, _Stream):  # that is ended when it is over
+                self._ended()
+            if answer is None:  # it may be there all the same, a moment too late
+                answering.add_done_callback(_let_go)
             answering.cancel()
 
     async def _answer(self, asked: Forwarded) -> Response:
-        """The answer; a stream is `_ended` when it is over, and any other answer is now."""
+        """The answer: a stream, or a whole one."""
         begin, pieces = await self._begun(asked)
         if _is_stream(begin):
             return _Stream(begin, pieces, self._streamed(pieces), self._ended)
-        begin, body = await self._whole(asked, begin, pieces)
-        self._ended()
-        return _whole_response(begin, body)
+        return _whole_response(*await self._whole(asked, begin, pieces))
 
     def _ended(self) -> None:
         self.num_live -= 1
@@ -430,12 +430,24 @@ class _Stream(StreamingResponse):
         self.raw_headers = _passed(begin.headers)
         self._pieces, self._ended = pieces, ended
 
+    def let_go(self) -> None:
+        """Tell the replica of a stream that nobody takes."""
+        self._pieces.cancel()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
             self._ended()
-            self._pieces.cancel()
+            self.let_go()
+
+
+def _let_go(answering: asyncio.Future[Response]) -> None:
+    """The client has left: of a stream that is there, the replica is told."""
+    if answering.cancelled() or answering.exception() is not None:
+        return
+    if isinstance(answer := answering.result(), _Stream):
+        answer.let_go()
 
 
 def is_lost(error: BaseException) -> bool:

@@ -327,8 +327,15 @@ class Engine:
 
         `lifecycle`: the run also reports what the engine does with it, see `Run`.
         """
-        with self.inside:
-            return self._scheduler.submit(strategy, lifecycle=lifecycle)
+        run: Run | None = None
+        try:
+            with self.inside:
+                run = self._scheduler.submit(strategy, lifecycle=lifecycle)
+            return run
+        except BaseException:
+            if run is not None:
+                run.cancel()
+            raise
 
     def has_made(self, run: object) -> bool:
         """Whether this is a run that was submitted here."""

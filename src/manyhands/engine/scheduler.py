@@ -149,12 +149,21 @@ class Scheduler:
         return ShelfCounts()
 
     def submit(self, strategy: Strategy, *, lifecycle: bool = False) -> Run:
-        """Begin a strategy; it takes part from the next pass on. `lifecycle`: see Run."""
+        """Begin a strategy; it takes part from the next pass on. `lifecycle`: see Run.
+
+        Interrupted, it is over: nothing else would end a run that was never handed out.
+        """
         was_changing, self._is_changing = self._is_changing, True
-        run = Run(strategy, self._queues, lifecycle=lifecycle)
-        run.resume()
-        self._is_changing = was_changing
-        return run
+        run: Run | None = None
+        try:
+            run = Run(strategy, self._queues, lifecycle=lifecycle)
+            run.resume()
+            self._is_changing = was_changing
+            return run
+        except BaseException:
+            if run is not None:
+                run.cancel()
+            raise
 
     def step(self) -> bool:
         """One forward pass for all runs that wait for one; False when no run is left."""
@@ -440,12 +449,13 @@ class Scheduler:
         untold: list[_Untold] = []
         start = 0
         for (run, step), cost in zip(ready, costs, strict=True):
-            end = start + len(step.rows)
+            first, start = start, start + len(step.rows)
+            if run.done:  # cancelled behind an interrupt, as `run_passes` does
+                continue
             usage = run.usage if cost is None else run.usage + cost
             assert isinstance(run.request, Step), "it has not been told"
-            told = part_of(tokens, start, end)
+            told = part_of(tokens, first, start)
             untold.append((run, run.request, step, run.num_passes, told, usage))
-            start = end
         self._untold.extend(untold)
         self._asked = None
 

@@ -12,11 +12,11 @@ exactly once: q and k arrive unrotated, and all rotations happen in our code, fr
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -39,7 +39,7 @@ from manyhands.model.families import (
     storing_layers,
     supported,
 )
-from manyhands.model.few_layers import are_alike, with_few_layers
+from manyhands.model.few_layers import are_alike, few_layers_of
 from manyhands.model.host_linear import laid_out_bytes
 from manyhands.model.latent import Expansion, absorb, is_absorbed, is_latent, latent_shape
 from manyhands.model.layers import HeadNorms
@@ -74,6 +74,19 @@ class _Hook:
     def takes_forms(self) -> bool:
         """Whether `attend` chooses the form of latent attention itself, see `LayerCall.forms`."""
         return bool(getattr(self.attend, "takes_forms", False))
+
+
+class _Once:
+    """In the place of the layers: they run when they are first asked for, and what came of it is the answer from then on."""
+
+    def __init__(self, base: nn.Module) -> None:
+        self._base = base
+        self._outcome: Any = None
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        if self._outcome is None:
+            self._outcome = self._base(*given, **named)
+        return self._outcome
 
 
 class _Made(BaseModelOutputWithPast):
@@ -134,6 +147,7 @@ class ModelAdapter:
         self.ropes, self.gains = read_ropes(model, family, context)
         self.query_scales, self.chunks = query_scales(config), chunks(config)
         self._alike: tuple[object, bool] | None = None  # layers, and whether they are
+        self._short: Any = None  # the network with few layers, while passes are made with these
         _USERS.setdefault(model, weakref.WeakSet()).add(self)
 
     def let_go(self) -> None:
@@ -182,9 +196,7 @@ class ModelAdapter:
         hybrid need `states`, and raise `UnsupportedModel` without it.
         """
         given = self._given(token_ids, attend, states)
-        out = self.model(**given, logits_to_keep=0 if keep is None else keep)
-        logits: Tensor = out.logits[0]
-        return logits
+        return _logits(self.model if self._short is None else self._short, given, keep)
 
     def with_few_layers(self, work: Callable[[], T]) -> T:
         """The result of `work`, whose forwards make only so many layers as between them launch every kernel of a whole one.
@@ -192,12 +204,22 @@ class ModelAdapter:
         Their logits mean nothing. Where layers differ, all are made. Whether they do is looked at once for a list of layers. It
         depends on modules, shapes and settings, and on no weight's numbers; a module that is exchanged within a layer later
         is not noticed, and then kernels are compiled where they are first met. No result depends on it.
+
+        Other adapters of the network make all layers meanwhile, in other threads too: it is not touched.
         """
         base: Any = self.model.base_model
         layers = getattr(base, "layers", None)
         if self._alike is None or self._alike[0] is not layers:
             self._alike = layers, are_alike(layers, self._told())
-        return with_few_layers(base, work) if self._alike[1] else work()
+        if not self._alike[1]:
+            return work()
+        short = _over(self.model, few_layers_of(base))
+        # They are exchanged without a call in between, so whatever ends the work, an interrupt at any line included, leaves all.
+        try:
+            self._short = short
+            return work()
+        finally:
+            self._short = None
 
     def _told(self) -> list[object]:
         """Of each layer what `attend` is told and kernels depend on."""
@@ -214,11 +236,10 @@ class ModelAdapter:
 
     def head(self, states: Tensor) -> Tensor:
         """Logits [n, vocab] of `states` [n, hidden size]; gradients reach the states and the head."""
-        base: Any = self.model.base_model
         made = _Made(last_hidden_state=states[None])
-        with _standing_in(base, made):
-            nothing = torch.zeros(1, len(states), dtype=torch.long, device=states.device)
-            logits: Tensor = self.model(input_ids=nothing, use_cache=False).logits[0]
+        behind = _over(self.model, _answering(self.model.base_model, lambda *_, **__: made))
+        nothing = torch.zeros(1, len(states), dtype=torch.long, device=states.device)
+        logits: Tensor = behind(input_ids=nothing, use_cache=False).logits[0]
         return logits
 
     def _given(
@@ -243,19 +264,11 @@ class ModelAdapter:
         The layers run once. The logits of a long prompt are many times as large as the rest of its pass,
         so only one part of them stands in memory at a time; let go of it before the next.
         """
-        base: Any = self.model.base_model
-        first, *others = keeps
-        outcome: list[Any] = []
-        caught = base.register_forward_hook(lambda module, given, out: outcome.append(out))
-        try:
-            logits = self.forward(token_ids, first, attend, states)
-        finally:
-            caught.remove()
-        yield logits
-        del logits
-        for keep in others:
-            with _standing_in(base, outcome[0]):
-                logits = self.forward(token_ids, keep, attend, states)
+        base = self.model.base_model
+        behind = _over(self.model, _answering(base, _Once(base)))
+        given = self._given(token_ids, attend, states)
+        for keep in keeps:
+            logits = _logits(behind, given, keep)
             yield logits
             del logits
 
@@ -275,21 +288,31 @@ def _nowhere(device: torch.device) -> Tensor:
         return torch.zeros(1, dtype=torch.long, device=device)
 
 
-@contextmanager
-def _standing_in(base: Any, outcome: Any) -> Iterator[None]:
-    """The layers are not run: their outcome is this one.
+def _logits(model: Any, given: dict[str, Any], keep: Tensor | None) -> Tensor:
+    """Logits [len(keep), vocab] of what a network is given."""
+    logits: Tensor = model(**given, logits_to_keep=0 if keep is None else keep).logits[0]
+    return logits
+
+
+def _over(model: Any, base: nn.Module) -> Any:
+    """The network over other layers: a shallow copy. Another engine that has the network may run it meanwhile, in another thread.
 
     The family's own code does all that comes behind the layers: a head, a scale, a cap.
     """
-    own = vars(base).get("forward")
-    base.forward = lambda *_, **__: outcome
-    try:
-        yield
-    finally:
-        if own is None:
-            del base.forward
-        else:
-            base.forward = own
+    own = model.base_model
+    assert own is not model, "a causal language model has its layers in a part of their own"
+    over = copy.copy(model)
+    vars(over)["_modules"] = {
+        name: base if part is own else part for name, part in model._modules.items()
+    }
+    return over
+
+
+def _answering(base: nn.Module, forward: Callable[..., Any]) -> nn.Module:
+    """The layers of a network with another `forward`: a shallow copy."""
+    answering = copy.copy(base)
+    vars(answering)["forward"] = forward
+    return answering
 
 
 def weight_bytes(adapter: ModelAdapter) -> int:

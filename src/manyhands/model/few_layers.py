@@ -8,30 +8,26 @@ whose sum has the norm behind all layers. Values mean nothing in such a pass.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 
 _NUMBERS = frozenset({"layer_idx"})  # attributes in which the number of a layer stands
 _PLAIN = (bool, int, float, str, type(None), FunctionType)
-T = TypeVar("T")
 
 
-def with_few_layers(base: Any, work: Callable[[], T]) -> T:
-    """The result of `work`, for which `base.layers` are the first two and the last one.
-
-    They are exchanged without a call in between, so whatever ends the work, an interrupt at any line included, leaves all of them.
-    """
-    modules, layers = base._modules, base.layers
-    few = nn.ModuleList([layers[0], layers[1], layers[-1]])
-    try:
-        modules["layers"] = few
-        return work()
-    finally:
-        modules["layers"] = layers
+def few_layers_of(base: Any) -> Any:
+    """The part of a network that holds its `layers`, with the first two and the last one of them: a shallow copy."""
+    layers = base.layers
+    few = copy.copy(base)
+    vars(few)["_modules"] = base._modules | {
+        "layers": nn.ModuleList([layers[0], layers[1], layers[-1]])
+    }
+    return few
 
 
 def are_alike(layers: object, told: Sequence[object]) -> bool:

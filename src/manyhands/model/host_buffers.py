@@ -51,16 +51,28 @@ class HostBuffers:
         return len(self._free)
 
     def take(self, num_bytes: int) -> Tensor:
-        """So many bytes: of a piece that is free, or memory of their own if there is none or none is so large."""
+        """So many bytes: of a piece that is free, or memory of their own if there is none or none is so large.
+
+        Where no more can be pinned, it is ordinary memory: slower, and no less right. Raises MemoryError where there is none at all.
+        """
         found = None
         if num_bytes <= self.size:
             with self._lock:
                 found = self._free.popleft() if self._free else None
         if found is None:
-            return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._pin)
+            return self._of_its_own(num_bytes)
         piece, done = found
         done()
         return piece[:num_bytes]
+
+    def _of_its_own(self, num_bytes: int) -> Tensor:
+        """Memory that is no piece."""
+        for pin in (True, False) if self._pin else (False,):
+            try:
+                return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pin)
+            except RuntimeError as error:  # torch's allocators raise nothing narrower
+                refused = error
+        raise MemoryError(f"the host has no memory for {num_bytes} bytes") from refused
 
     def give_back(self, content: Tensor, done: Callable[[], object] = at_once) -> None:
         """The bytes are needed no more once `done` returns. Memory that is no piece is left to whoever refers to it."""

@@ -60,7 +60,10 @@ _BEGINNING = 0.01  # seconds for which each of them has something to do, so that
 _MOST_AHEAD = 48  # sheets of all fetches that are read ahead
 _HEADER = 8  # bytes that tell how long the header is
 _MOST_HEADER = 1 << 16  # bytes, as a rule
+_MUCH_TOO_LONG = 1 << 20  # bytes beyond what a sheet has: such a file is none, and is not read
 _MOST_PIECES = 128  # of the host's memory; short sheets have enough with fewer bytes
+# Of a file that is torn, damaged or something else, or for which the host has no memory.
+_UNUSABLE = (OSError, ValueError, KeyError, TypeError, RecursionError, MemoryError)
 # As safetensors calls them.
 _DTYPES = {
     torch.bfloat16: "BF16",
@@ -140,7 +143,7 @@ class SheetFiles:
         self._reading: dict[str, Future[_Read | None]] = {}
         self._done: dict[str, Callable[[], object]] = {}  # of sheets that a device fetches
         _make(self._own, folder)
-        size = _MOST_HEADER + sum(form.num_bytes for form in forms.values())
+        self._size = size = _MOST_HEADER + sum(form.num_bytes for form in forms.values())
         count = min(_MOST_PIECES, most_waiting // size) if pin else 0
         self.buffers = HostBuffers(size, count, pin=pin)
         self.landings = Landings(
@@ -328,7 +331,7 @@ class SheetFiles:
                 self.buffers.give_back(content)
         except FileNotFoundError:  # removed by another process just now
             return None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except _UNUSABLE as error:
             self._refused.add(name)
             self.count(sheets_refused=1)
             LOG.warning("%s is not used, and its tokens are fed: %s", path, error)
@@ -344,6 +347,8 @@ class SheetFiles:
             size = os.fstat(file.fileno()).st_size
             if size < _HEADER:
                 raise ValueError(f"it has {size} bytes")
+            if size > self._size + _MUCH_TOO_LONG:
+                raise ValueError(f"it has {size} bytes; expected about {self._size}")
             content = self.buffers.take(size)
             left: memoryview = content.numpy().data
             try:

@@ -37,7 +37,7 @@ from manyhands.replay.forward import fits_kernels
 from manyhands.replay.gradients import DECISIVE, Learned, learn
 from manyhands.replay.lessons import Batch, Batches, Lessons
 from manyhands.replay.settings import TrainSettings
-from manyhands.sandbox import leave_ends_to_caller
+from manyhands.sandbox import held_back, leave_ends_to_caller
 from manyhands.schema.lines import Format, LineFile
 
 LOG_LINES = Format(
@@ -199,9 +199,10 @@ class Training:
         products = torch.bfloat16 if self.settings.products == "bfloat16" else None
         learned = learn(self.adapter, parts, products)
         torch.nn.utils.clip_grad_norm_(self.adapter.model.parameters(), self.settings.clip)
-        self.optimizer.step()
-        self.step += 1
-        self.tokens += learned.num_tokens
+        with held_back():  # a checkpoint of half a step would have it made twice for some weights
+            self.optimizer.step()
+            self.step += 1
+            self.tokens += learned.num_tokens
         return learned
 
     def _rate(self) -> float:

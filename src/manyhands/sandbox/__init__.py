@@ -4,7 +4,7 @@ function.py    Sandbox: a function of ours, called with arguments of unknown ori
 program.py     run_program: a Python program that a model wrote
 isolation.py   what closes a program in: bubblewrap, unshare, or limits alone
 inside.py      the first lines that run in a program's process
-signals.py     what a process that helps another does with signals that end a command
+signals.py     what a process that helps another does with signals that end a command; and how they wait for a work that is done as a whole
 limits.py      Limits, Returned, Failed: what both take and give
 
 A function shares a process with our own code and its result is believed. A program is believed nothing: it
@@ -15,7 +15,7 @@ from manyhands.sandbox.function import Sandbox
 from manyhands.sandbox.isolation import Isolation, find_isolation
 from manyhands.sandbox.limits import Failed, FailureKind, Limits, Returned
 from manyhands.sandbox.program import Call, Ended, run_program
-from manyhands.sandbox.signals import leave_ends_to_caller
+from manyhands.sandbox.signals import held_back, leave_ends_to_caller
 
 __all__ = [
     "Call",
@@ -27,6 +27,7 @@ __all__ = [
     "Returned",
     "Sandbox",
     "find_isolation",
+    "held_back",
     "leave_ends_to_caller",
     "run_program",
 ]

@@ -2,11 +2,19 @@
 
 A process that helps another leaves them to that one, which may have something to finish and to keep. It ends when its
 caller lets it go, closes its pipe or kills it.
+
+In the process itself Ctrl-C may strike between any two lines. What has to be done as a whole, such as a verb that several ranks make together or
+one step of a training, would be left half done. So a signal that would interrupt is noted there, and handled when it is done.
 """
 
 from __future__ import annotations
 
 import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
 
 _ENDS = ("SIGINT", "SIGTERM", "SIGHUP")  # as far as the system has them; Windows has few
 
@@ -16,3 +24,37 @@ def leave_ends_to_caller() -> None:
     for name in _ENDS:
         if (number := getattr(signal, name, None)) is not None:
             signal.signal(number, signal.SIG_IGN)
+
+
+_Came = Sequence[tuple[int, FrameType | None]]
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """No signal's handler runs inside; those that came are run at the end. Elsewhere than in the main thread: nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    before: dict[int, Callable[..., Any]] = {}
+    try:
+        for name in _ENDS:
+            number = getattr(signal, name, None)
+            if number is not None and callable(handler := signal.getsignal(number)):
+                before[number] = handler
+                signal.signal(number, lambda *what: came.append(what))
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        _handle(came, before)
+
+
+def _handle(came: _Came, handlers: Mapping[int, Callable[..., Any]]) -> None:
+    """Run the handlers of all that came, also behind one that raises."""
+    if came:
+        (number, frame), *rest = came
+        try:
+            handlers[number](number, frame)
+        finally:
+            _handle(rest, handlers)

@@ -22,7 +22,7 @@ from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.follower import Follower, follow
 from manyhands.engine.ranks.world import World
 from manyhands.engine.service import Service
-from manyhands.errors import ManyhandsError, RanksFailed, ServiceStopped
+from manyhands.errors import InvalidRequest, ManyhandsError, RanksFailed, ServiceStopped
 from manyhands.model.settings import ModelSettings
 from tests.engine.small import counting, small_engine
 
@@ -129,6 +129,33 @@ def test_a_rank_that_is_gone_before_it_loads_is_a_lost_rank(
     theirs.close()
     with pytest.raises(RanksFailed, match="all ranks of the model were ended"):
         RankedExecutor.on(world, ModelSettings("no model", device="cpu"))
+
+
+def test_a_rank_that_is_gone_before_the_group_is_a_lost_rank_and_takes_no_processor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Threads that had been left to the other ranks were lost to the whole process."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    before, set_to = torch.get_num_threads(), list[int]()
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    ours, theirs = Pipe()
+    theirs.close()
+    with pytest.raises(RanksFailed, match="rank 1 of 2 has ended"):
+        World([ours], "cpu")
+    assert set_to == [3, before]
+
+
+def test_a_group_of_somebody_else_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(world_of_ranks, "leave_group", lambda: pytest.fail("it is not ours"))
+    set_to = list[int]()
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    ours, theirs = Pipe()
+    theirs.close()
+    with pytest.raises(InvalidRequest, match="in use in this process already"):
+        World([ours], "cpu")
+    assert set_to == []
 
 
 class Recorded(Passes):

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manyhands.engine.ranks import interrupts, processes
+from manyhands.engine.ranks import processes
 from manyhands.engine.ranks.channel import FirstEnd, Verb, ints_of, packed, text_of, unpacked
-from manyhands.engine.ranks.interrupts import held_back
 from manyhands.engine.ranks.processes import Processes
 from manyhands.errors import RanksFailed
+from manyhands.sandbox import held_back, signals
 
 WORKS = "tests.engine.ranks.lives"
 
@@ -148,7 +148,25 @@ def test_an_interrupt_waits_for_the_end_of_a_verb() -> None:
         done.append("and nothing behind it")
     assert done == ["all of it"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert set(interrupts._NAMES) == {"SIGINT", "SIGTERM", "SIGHUP"}
+    assert set(signals._ENDS) == {"SIGINT", "SIGTERM", "SIGHUP"}
+
+
+def test_all_that_came_is_handled_also_behind_a_handler_that_raises() -> None:
+    came: list[int] = []
+
+    def ask(number: int, frame: object) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    names = signal.SIGTERM, signal.SIGINT
+    before = [signal.signal(number, ask) for number in names]
+    try:
+        with pytest.raises(KeyboardInterrupt), held_back():
+            list(map(signal.raise_signal, names))
+    finally:
+        for number, handler in zip(names, before, strict=True):
+            signal.signal(number, handler)
+    assert came == [*names]
 
 
 def test_an_error_of_a_verb_is_not_lost_behind_an_interrupt() -> None:

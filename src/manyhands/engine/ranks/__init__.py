@@ -13,7 +13,6 @@ meet rank 0's in the sums of the layers. So equal integers everywhere are all th
 processes.py   starts the others, sees them end, ends them; torch is not needed for that
 channel.py     verbs and integers from rank 0 to all others, and what they report
 packing.py     plans, pasts and moves as lists of integers
-interrupts.py  a verb is made as a whole: Ctrl-C waits until it is
 launched.py    what torchrun says, where it has started the ranks; other_rank.py follows rank 0 there
 group.py       the process group: gloo or NCCL
 part.py        one rank's part of a model, and what it says of it

@@ -53,15 +53,20 @@ def open_store(size: int) -> Any:
     return Store(_HOST, 0, size, is_master=True, wait_for_workers=False, timeout=_LONGEST)
 
 
-def join_group(
-    kind: str, port: int, rank: int, size: int, store: Any = None
-) -> tuple[torch.device, GroupCollectives]:
-    """The rank's device, and what joins it to the others. All ranks call it at once."""
+def check_no_group() -> None:
+    """Raise InvalidRequest where this process has a group already."""
     if dist.is_initialized():
         raise InvalidRequest(
             "torch.distributed is in use in this process already, and several ranks need it",
             hint="close the other engine first (engine.executor.close()), or start another process",
         )
+
+
+def join_group(
+    kind: str, port: int, rank: int, size: int, store: Any = None
+) -> tuple[torch.device, GroupCollectives]:
+    """The rank's device, and what joins it to the others. All ranks call it at once."""
+    check_no_group()
     device = torch.device("cpu")
     if kind == "nccl":
         for name, value in _NCCL.items():

@@ -39,15 +39,16 @@ from manyhands import errors
 from manyhands.engine.ranks.channel import FirstEnd, OtherEnd, Verb, ints_of
 from manyhands.engine.ranks.group import (
     Store,
+    check_no_group,
     join_group,
     kind_of_group,
     leave_group,
     open_store,
 )
-from manyhands.engine.ranks.interrupts import held_back
 from manyhands.engine.ranks.launched import Launched, launched
 from manyhands.engine.ranks.processes import GRACE, Processes
 from manyhands.errors import ManyhandsError, RanksFailed
+from manyhands.sandbox import held_back
 
 LONGEST_END = 3 * GRACE  # seconds from the loss of a rank to the end of this process, at the latest
 _FOLLOW = "manyhands.engine.ranks.follower:follow"
@@ -82,13 +83,14 @@ class World:
         self._aborting: threading.Thread | None = None
         self._starting_abort = threading.Lock()
         self._has_ended = threading.Event()  # `end` is over
+        check_no_group()  # behind this a group is ours, and goes with us
         kind = kind_of_group(device, self.size)
-        self._share_processors(kind)
         store = open_store(self.size)
-        threading.Thread(target=self._watch, daemon=True).start()
         port = np.array([store.port], dtype=np.int64)
-        self.told.tell(Verb.JOIN, ints_of(kind), port)
-        with self.whole():
+        threading.Thread(target=self._watch, daemon=True).start()
+        self._share_processors(kind)
+        with self.whole():  # whatever goes wrong, this process has its processors back
+            self.told.tell(Verb.JOIN, ints_of(kind), port)
             self.device, self.collectives = join_group(kind, store.port, 0, self.size, store)
 
     @classmethod
