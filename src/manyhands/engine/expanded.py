@@ -7,8 +7,8 @@ that writes one token stays with the latents.
 
 All rows of a pass write first. Then, layer by layer, the pages that prompts read are copied from the store, expanded,
 read by the prompts' tokens, and let go. k_pe is stored rotated by the block's ruler, and stays so: views, moves
-and shared prefixes are what they are in the store. Recorded passes attend in the absorbed form; a pass that would be recorded
-otherwise is launched one by one where the expanded form spares more than its launches take (`ExpandedForm.outweighs`).
+and shared prefixes are what they are in the store. Recorded passes attend in the absorbed form, and a pass with
+such prompts is not recorded.
 
     T  new tokens      P, S  pages and slots of the copy      H  query heads      R, N  rotated and other dims of a head's key
     C  dims of a latent      Dv  dims of a head's value
@@ -26,6 +26,7 @@ from torch import Tensor
 from manyhands.attention.attend import Backend, LatentForms, LayerCall
 from manyhands.attention.store import LayerShape, LayerStore, Targets
 from manyhands.attention.torch_backend import TorchBackend
+from manyhands.attention.work import Bools
 from manyhands.cache.block import Block
 from manyhands.cache.pages import Ints, PagePool
 from manyhands.cache.plan import Plan, of_rows, over_copied_pages
@@ -42,9 +43,9 @@ from manyhands.model.memory import Memory
 LEAST = 256
 # Bytes of the expanded keys and values of one layer; while they are made, nearly as much again. Latents of more stay as they are.
 MOST_BYTES = 1 << 29
-# Pairs of a prompt's token and a key, from which on a pass is not recorded. With the heads of DeepSeek-V2-Lite a million of them
-# take 66 µs a layer absorbed, and launches of a pass some milliseconds.
-MUCH = 1 << 23
+# Pairs of a prompt's token and a key in a pass, from which on it pays by kernels, where more launches count. Of a whole network of
+# DeepSeek-V2-Lite's shape prompts of 2 k take 14 ms longer on an H200, of 8 k 42 ms less, of 16 k in two passes 160 ms less.
+MUCH = 1 << 24
 # Tokens of prompts whose kernels are loaded ahead: of few tokens heads are split and leave partials, of many they leave outputs.
 _LOADED = (LEAST, 4096)
 
@@ -79,9 +80,26 @@ class ExpandedForm:
             return None
         return cls(own, shape, adapter.dtype)
 
+    def has_prompts(self, plan: Plan) -> bool:
+        """Whether this form spares more of a pass than it costs."""
+        return bool(self._prompts(plan).any())
+
+    def _prompts(self, plan: Plan) -> Bools:
+        sizes = np.diff(plan.row_indptr)
+        are_prompts: Bools = sizes >= LEAST
+        if not are_prompts.any():
+            return are_prompts
+        keys = plan.positions[plan.row_indptr[1:] - 1] + 1
+        is_much = int((sizes * keys)[are_prompts].sum()) >= self._least_pairs
+        return are_prompts & is_much
+
+    @property
+    def _least_pairs(self) -> int:
+        return 0 if isinstance(self.backend, TorchBackend) else MUCH
+
     def rows_of(self, plan: Plan) -> ExpandedRows | None:
-        """The rows of this plan that feed at least `LEAST` tokens; None if there are none, or they read too much."""
-        is_prompt = np.diff(plan.row_indptr) >= LEAST
+        """The rows of this plan that are prompts; None if there are none, or they read too much."""
+        is_prompt = self._prompts(plan)
         if not is_prompt.any():
             return None
         part, tokens = of_rows(plan, is_prompt.nonzero()[0].tolist())
@@ -90,13 +108,6 @@ class ExpandedForm:
             return None
         others = None if is_prompt.all() else of_rows(plan, (~is_prompt).nonzero()[0].tolist())
         return ExpandedRows(part, tokens, pages, others)
-
-    def outweighs(self, plan: Plan) -> bool:
-        """Whether this form spares so much of a pass that it does without a recording."""
-        sizes = np.diff(plan.row_indptr)
-        keys = plan.positions[plan.row_indptr[1:] - 1] + 1
-        pairs = int((sizes * keys)[sizes >= LEAST].sum())
-        return pairs >= MUCH and self.rows_of(plan) is not None
 
     @torch.inference_mode()
     def load(self, memory: Memory, page_size: int) -> None:

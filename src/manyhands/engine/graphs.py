@@ -313,7 +313,7 @@ class GraphedPasses(Passes):
 
     def _may_be_recorded(self, plan: Plan) -> bool:
         """Whether there may be a recording for a plan of so many tokens, now or in a moment."""
-        if self.expanded is not None and self.expanded.outweighs(plan):
+        if self.expanded is not None and self.expanded.has_prompts(plan):
             return False
         return plan.num_tokens <= MOST_TOKENS and (self.trouble is None or bool(self._graphs))
 
