@@ -658,7 +658,8 @@ class _Team(BudgetedRun):
     def reserve(self) -> Reserve:
         """Room for a long run with short steps; what exceeds it may still find free pages."""
         settings = self.settings
-        steps = settings.budget // _SHORTEST_USUAL_STEP + 1
+        # Besides those of usual length, one that was short and one that has just begun.
+        steps = settings.budget // _SHORTEST_USUAL_STEP + 2
         prefix = max(len(self._prefix_tokens(i, check=False)) for i in range(settings.workers))
         written = settings.workers * (settings.budget + steps * (prefix + 2))
         headers = sum(
