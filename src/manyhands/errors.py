@@ -69,6 +69,11 @@ class BrokenTrace(ManyhandsError):
     exit_code = 7
 
 
+def counted(number: float, noun: str, form: str = "", *, plural: str = "") -> str:
+    """A number before its noun: "1 block", "3 blocks". `form` formats the number, `plural` is one that takes more than an s."""
+    return f"{number:{form}} {noun if number == 1 else plural or noun + 's'}"
+
+
 def install_hint(extra: str) -> str:
     """The hint where packages of an extra are missing. This package is on no index; its clone is what pip installs."""
     return f"in a clone of manyhands: pip install '.[{extra}]'"
