@@ -69,9 +69,10 @@ class BrokenTrace(ManyhandsError):
     exit_code = 7
 
 
-def counted(number: float, noun: str, form: str = "", *, plural: str = "") -> str:
-    """A number before its noun: "1 block", "3 blocks". `form` formats the number, `plural` is one that takes more than an s."""
-    return f"{number:{form}} {noun if number == 1 else plural or noun + 's'}"
+def counted(number: float, noun: str, form: str = "") -> str:
+    """A number before its noun: "1 block", "3 blocks", "2 passes". `form` formats the number."""
+    plural = noun + ("es" if noun.endswith("s") else "s")
+    return f"{number:{form}} {noun if number == 1 else plural}"
 
 
 def install_hint(extra: str) -> str:

@@ -31,7 +31,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from manyhands.errors import InvalidRequest, OutputFailed
+from manyhands.errors import InvalidRequest, OutputFailed, counted
 from manyhands.hub import CHECKPOINT_FILE
 from manyhands.model.adapter import ModelAdapter
 from manyhands.replay.forward import fits_kernels
@@ -336,7 +336,7 @@ class Training:
             self.has_ended = True
             if self.done < 1:
                 raise InvalidRequest(
-                    f"the training in {self.folder} has ended after {self.step} steps, and what it would need to go on "
+                    f"the training in {self.folder} has ended after {counted(self.step, 'step')}, and what it would need to go on "
                     "is gone",
                     hint="begin another, elsewhere, that starts from its model",
                 )

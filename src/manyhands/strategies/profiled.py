@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from manyhands.cache.step import Choice, Row
 from manyhands.cache.view import Item
+from manyhands.errors import counted
 from manyhands.prompts.profiled import ProfilePrompt
 from manyhands.prompts.template import put
 from manyhands.schema.conversation import Conversation, conversation_of
@@ -129,11 +130,11 @@ class _Run(ForkRun[Part]):
             most = f"{profile.name} forks {profile.max_levels} deep at most"
             return f"the fork is {level} deep, and {most}"
         if self.num_forks >= profile.max_forks:
-            return f"a run of {profile.name} forks {profile.max_forks} times at most"
+            return f"a run of {profile.name} forks {counted(profile.max_forks, 'time')} at most"
         if left < least:
-            return f"{left} forward passes are left, and {profile.name} forks with {least} or more"
+            return f"the run has {counted(left, 'forward pass')} left, and {profile.name} forks with {least} or more"
         if self.num_chosen + num_writing > self.most_tokens:
-            return f"{num_writing} workers would write more than the {self.most_tokens} tokens of the run"
+            return f"{counted(num_writing, 'worker')} would write more than the {counted(self.most_tokens, 'token')} of the run"
         return ""
 
     # -- the parts ---------------------------------------------------------------------------------
