@@ -2,11 +2,14 @@
 
 import sys
 
-from manyhands import Engine, TeamSettings, hogwild
+from manyhands import Engine, ManyhandsError, TeamSettings, hogwild
 from manyhands.strategies.events import AnswerFound, StepEnded
 
 model = sys.argv[1] if len(sys.argv) > 1 else "bundled"
-engine = Engine.load(model, memory_tokens=32_768)
+try:
+    engine = Engine.load(model, memory_tokens=32_768)
+except ManyhandsError as error:  # each says how to mend it
+    raise SystemExit(f"{error}; {error.hint}") from error
 problem = """Solve these problems and box the answers in order, separated by commas:
 1. 84 + 29 - 38
 2. 17 + 60 + 5 - 31

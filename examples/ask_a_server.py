@@ -7,12 +7,15 @@ python examples/ask_a_server.py          # or with another address: http://127.0
 import os
 import sys
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 address = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"
 key = os.environ.get("OPENAI_API_KEY", "none needed on this machine")
 client = OpenAI(base_url=f"{address}/v1", api_key=key)
-model = client.models.list().data[0].id
+try:
+    model = client.models.list().data[0].id
+except APIConnectionError as error:
+    raise SystemExit(f"no server answers at {address}; start one with `manyhands serve`") from error
 
 stream = client.chat.completions.create(
     model=f"{model}:hogwild-2",

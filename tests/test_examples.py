@@ -62,6 +62,13 @@ def test_a_team_on_your_own_model(printed: Callable[..., str]) -> None:
     assert solved == {"1", "2", "3", "4"}, "each problem was solved by somebody"
 
 
+def test_mistakes_end_in_a_message(printed: Callable[..., str]) -> None:
+    with pytest.raises(SystemExit, match=r"no_such_folder.*; "):
+        printed("a_team_on_your_own_model.py", "./no_such_folder")
+    with pytest.raises(SystemExit, match=r"no server answers at http://127\.0\.0\.1:9; start one"):
+        printed("ask_a_server.py", "http://127.0.0.1:9")
+
+
 def test_your_own_task(printed: Callable[..., str]) -> None:
     """The process that grades the answers imports the example as its main module."""
     told = printed("your_own_task.py").splitlines()

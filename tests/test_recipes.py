@@ -143,3 +143,32 @@ def test_a_tokenizer_is_written_where_it_is_asked_for_alone(
     with pytest.raises(SystemExit, match=r"make_tokenizer\.py OUT"):
         runpy.run_path(str(program), run_name="__main__")
     assert not list(tmp_path.iterdir())
+
+
+MISTAKES = {
+    "no file": ("smollm2/likeness.py", ("nothing.json", "out"), r"No such file .*nothing\.json"),
+    "no JSON": ("smollm2/likeness.py", ("text", "out"), "text is no exam with fresh stories"),
+    "no lines": ("smollm2/likeness.py", ("{}.json", "out"), "is no exam with fresh stories"),
+    "no stories": ("smollm2/likeness.py", ("lines.json", "out"), "has no line that asks fresh"),
+    "no folder": ("smollm2/mean.py", ("out", "nothing", "nothing"), "No such file"),
+    "no weights": ("smollm2/mean.py", ("out", "damaged", "damaged"), "header"),
+    "a file": ("bundled/make_tokenizer.py", ("text",), "File exists"),
+    "below a file": ("bundled/make_tokenizer.py", ("text/out",), "Not a directory"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_end_in_a_message(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, words, told = MISTAKES[name]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text("words")
+    (tmp_path / "{}.json").write_text("{}")
+    (tmp_path / "lines.json").write_text('{"lines": []}')
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "adapter_model.safetensors").write_text("x")
+    monkeypatch.setattr(sys, "argv", [program, *words])
+    with pytest.raises(SystemExit, match=f"^{Path(program).name}: .*{told}"):
+        runpy.run_path(str(RECIPES / program), run_name="__main__")
+    assert not (tmp_path / "out").exists()

@@ -76,6 +76,10 @@ def make(prompt: TeamPrompt) -> PreTrainedTokenizerFast:
 if __name__ == "__main__":
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         raise SystemExit(__doc__)
+    try:  # before the work; `save_pretrained` would end in silence where `OUT` is a file
+        Path(sys.argv[1]).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SystemExit(f"make_tokenizer.py: {error}") from error
     recipe = read_recipe(Path(__file__).parent / "recipe.toml")
     made = make(recipe.prompts.team)
     made.save_pretrained(sys.argv[1])

@@ -14,6 +14,7 @@ import re
 import sys
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from manyhands.tasks.arithmetic.templates.fresh import FRESH
 from manyhands.tasks.arithmetic.templates.template import PLACEHOLDER
@@ -28,6 +29,24 @@ def runs(text: str) -> frozenset[tuple[str, ...]]:
     return frozenset(zip(*(words[at:] for at in range(_RUN)), strict=False))
 
 
+def answers(exam: Path) -> list[dict[str, list[int]]]:
+    """Of every line that asks fresh stories: right answers and questions, by template. Raises ValueError for another file."""
+    try:
+        lines = json.loads(exam.read_text(encoding="utf-8"))["lines"]
+        asked = [line["templates"] for line in lines if line["name"].startswith("fresh")]
+        missing = [t.name for t in FRESH for counts in asked if len(counts[t.name]) != 2]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{exam} is no exam with fresh stories ({type(error).__name__}: {error}); give a file that "
+            "`python -m benchmarks.bundled_exam` has written, such as benchmarks/results/smollm2_exam.json"
+        ) from error
+    if missing or not asked:
+        raise ValueError(
+            f"{exam} has no line that asks fresh stories, with counts of each template"
+        )
+    return asked
+
+
 def main(exam: Path, out: Path) -> None:
     """Write a line for each template, the most alike first, and the sums of both halves."""
     told = [
@@ -35,9 +54,8 @@ def main(exam: Path, out: Path) -> None:
         for story in written_stories()
         for turn in range(_TOLD)
     ]
-    lines = json.loads(exam.read_text(encoding="utf-8"))["lines"]
-    asked = [line["templates"] for line in lines if line["name"].startswith("fresh")]
-    found = []
+    asked = answers(exam)
+    found: list[dict[str, Any]] = []
     for template in FRESH:
         own = runs(template.text)
         alike, name = max((len(own & other) / len(own | other), name) for name, other in told)
@@ -59,4 +77,7 @@ def main(exam: Path, out: Path) -> None:
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         raise SystemExit(__doc__)
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    try:
+        main(Path(sys.argv[1]), Path(sys.argv[2]))
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"likeness.py: {error}") from error

@@ -15,6 +15,7 @@ from functools import reduce
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 WEIGHTS = "adapter_model.safetensors"
@@ -45,5 +46,9 @@ if __name__ == "__main__":
         raise SystemExit(__doc__)
     try:
         mean(Path(sys.argv[1]), [Path(word) for word in sys.argv[2:]])
-    except (ValueError, OSError) as error:  # such as an `OUT` that is there already
+    except (
+        ValueError,
+        OSError,
+        SafetensorError,
+    ) as error:  # such as an `OUT` that is there already
         raise SystemExit(f"mean.py: {error}") from error

@@ -69,6 +69,12 @@ class BrokenTrace(ManyhandsError):
     exit_code = 7
 
 
+def counted(number: float, noun: str, form: str = "") -> str:
+    """A number before its noun: "1 block", "3 blocks", "2 passes". `form` formats the number."""
+    plural = noun + ("es" if noun.endswith("s") else "s")
+    return f"{number:{form}} {noun if number == 1 else plural}"
+
+
 def install_hint(extra: str) -> str:
     """The hint where packages of an extra are missing. This package is on no index; its clone is what pip installs."""
     return f"in a clone of manyhands: pip install '.[{extra}]'"

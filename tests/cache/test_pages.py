@@ -578,7 +578,7 @@ def test_what_was_not_filled_here_is_noticed_behind_others_too() -> None:
     pool.make_front(marker)
     pool.give_front(desk, marker)
     desk.tokens.append(7)
-    with pytest.raises(InvalidRequest, match="'desk' holds 1 tokens, and this engine was fed 0"):
+    with pytest.raises(InvalidRequest, match="'desk' holds 1 token, and this engine was fed 0"):
         pool.promise([(desk, 1)])
 
 

@@ -80,7 +80,7 @@ def test_too_few_slots_are_said_and_kept_blocks_go_first() -> None:
     texts = [(View([Block()]), 1) for _ in range(3)]
     feed(book, *texts)
     assert not kept
-    with pytest.raises(OutOfMemory, match="1 more states are needed, and 0 of 3"):
+    with pytest.raises(OutOfMemory, match="this needs 1 more state, and 0 of 3"):
         feed(book, (View([Block()]), 1))
 
 

@@ -72,7 +72,7 @@ def test_the_own_block_may_not_stand_before_itself() -> None:
 
 def test_repr_names_the_blocks() -> None:
     assert repr(View([block(1, "a"), block(0, "b")])) == (
-        "View([Block('a', 1 tokens), Block('b', 0 tokens)])"
+        "View([Block('a', 1 token), Block('b', 0 tokens)])"
     )
 
 

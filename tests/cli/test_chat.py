@@ -119,7 +119,7 @@ def test_what_was_said_can_be_saved(tmp_path: Path) -> None:
     one, file = talk(), tmp_path / "talk.json"
     one.obey("/system Be brief.")
     one.replied(one.spec("2+3?"), "5.")
-    assert one.obey(f"/save {file}").startswith("3 messages are in")
+    assert one.obey(f"/save {file}").endswith(" holds 3 messages")
     messages = json.loads(file.read_text())["messages"]
     assert [message["role"] for message in messages] == ["system", "user", "assistant"]
     with pytest.raises(InvalidRequest, match="exists"):

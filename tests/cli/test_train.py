@@ -20,11 +20,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from manyhands.cli import main
+from manyhands.errors import OutputFailed
 from manyhands.model.quiet import quiet
 from manyhands.prompts import model_prompts
 from manyhands.replay.gradients import Learned
 from manyhands.replay.lessons import Batch
 from manyhands.replay.train import Training
+from manyhands.schema.lines import LineFile
 from manyhands.school.recipe import Recipe
 from tests.cli.conftest import DONE, Cli, run_cli
 from tests.text.small_tokenizers import byte_level
@@ -242,7 +244,7 @@ def test_interrupted_it_leaves_a_checkpoint(
             process.kill()
     assert process.returncode == code
     last = rest.splitlines()[-1]
-    assert re.fullmatch(r"interrupted after \d+ steps; the same command goes on from there", last)
+    assert re.fullmatch(r"interrupted after \d+ steps?; the same command goes on from there", last)
     assert not re.search("Traceback|Warning", rest)
     assert (out / "checkpoint" / "checkpoint.pt").is_file()
     assert not (out / "model.safetensors").exists()
@@ -253,6 +255,7 @@ def test_a_training_that_fails_leaves_no_process(recipe: Path, tmp_path: Path) -
     program = """
 import sys
 from manyhands.cli import main
+from manyhands.errors import OutputFailed
 from manyhands.replay.train import Training
 learn = Training._learn
 
@@ -320,11 +323,11 @@ def test_a_second_interrupt_while_the_checkpoint_is_written(
     told = cli(*train)
     assert told.exit_code == 130
     assert (
-        "interrupted after 1 steps, before the checkpoint was whole; the same command begins anew"
+        "interrupted after 1 step, before the checkpoint was whole; the same command begins anew"
         in told.stderr
     )
     monkeypatch.setattr(torch, "save", save)
-    assert "interrupted after 1 steps; the same command goes on from there" in cli(*train).stderr
+    assert "interrupted after 1 step; the same command goes on from there" in cli(*train).stderr
 
     def press(*_: object) -> None:
         raise KeyboardInterrupt
@@ -393,9 +396,14 @@ def test_a_full_disk(cli: Cli, recipe: Path, tmp_path: Path, where: str) -> None
     (out / where).symlink_to("/dev/full")
     command = ("train", recipe, "--out", out, "--device", "cpu")
     full = cli(*command)
-    assert full.exit_code == 8, full.output
     assert "cannot be written: No space left on device" in full.output
-    assert "make room" in full.output
+    if where.startswith("checkpoint"):  # behind the last step the model is worth more
+        assert full.exit_code == 0, full.output
+        assert "there is no older one; the model is saved without it" in full.output
+    else:
+        assert full.exit_code == 8, full.output
+        assert "make room" in full.output
+        assert "the checkpoint of step 2 is whole, and the same command goes on" in full.output
     (out / where).unlink(missing_ok=True)
     done = cli(*command)
     assert done.exit_code == 0, done.output
@@ -413,4 +421,120 @@ def test_a_disk_that_is_full_within_a_checkpoint(
     full = cli("train", recipe, "--out", out, "--device", "cpu")
     assert full.exit_code == 8, full.output
     assert "cannot be written: No space left on device" in full.output
+    assert "2 steps behind step 0 are lost" in full.output
+    assert "there is no checkpoint, so the same command begins anew" in full.output
     assert not (out / "checkpoint" / "checkpoint.new").exists()
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_checkpoint_without_room_does_not_end_the_training(
+    cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told once, the older one stays, and the next one that finds room is whole."""
+    monkeypatch.setattr("manyhands.replay.train._SECONDS_UNTIL_KEPT", 0)
+    save, struck, saved = torch.save, _struck(FULL), list[int]()
+
+    def sometimes(state: dict[str, Any], file: BinaryIO) -> None:
+        saved.append(state["step"])
+        (struck if state["step"] in (2, 3, 5) else save)(state, file)
+
+    recipe.write_text(recipe.read_text() + "checkpoint_minutes = 0\n")
+    out = tmp_path / "made"
+    train = ("train", recipe, "--out", out, "--device", "cpu", "--steps", 6)
+    once = cli("train", recipe, "--out", tmp_path / "once", "--device", "cpu", "--steps", 6)
+    assert once.exit_code == 0, once.output
+    monkeypatch.setattr(torch, "save", sometimes)
+    done = cli(*train)
+    assert done.exit_code == 0, done.output
+    assert set(saved) == {1, 2, 3, 4, 5, 6}
+    told = [" ".join(part.split()) for part in done.stderr.split("warning: ")[1:]]
+    assert [part.partition(";")[0] for part in told] == [
+        f"the checkpoint of step {step} cannot be written: No space left on device"
+        for step in (2, 5)
+    ]
+    assert "that of step 1 is whole; the training goes on, and tries again in a minute" in told[0]
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("once", "made")]
+    assert models[0] == models[1]
+
+
+def test_a_last_checkpoint_without_room_says_what_is_lost(
+    cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupt keeps what was kept before; with room, the same command goes on from there."""
+    out, save, learn = tmp_path / "made", torch.save, Training._learn
+
+    def up_to(last: int) -> Callable[[Training, Sequence[Batch]], Learned]:
+        def interrupted(self: Training, parts: Sequence[Batch]) -> Learned:
+            if self.step == last:
+                raise KeyboardInterrupt
+            return learn(self, parts)
+
+        return interrupted
+
+    train = ("train", recipe, "--out", out, "--device", "cpu", "--steps", 6)
+    monkeypatch.setattr(Training, "_learn", up_to(2))
+    assert cli(*train).exit_code == 130
+    monkeypatch.setattr(Training, "_learn", up_to(5))
+    monkeypatch.setattr(torch, "save", _struck(FULL))
+    full = cli(*train)
+    assert full.exit_code == 8
+    told = " ".join(full.stderr.split())
+    assert "No space left on device, and 3 steps behind step 2 are lost" in told
+    assert "the checkpoint of step 2 is whole, and the same command goes on from there" in told
+    monkeypatch.setattr(torch, "save", save)
+    monkeypatch.setattr(Training, "_learn", learn)
+    assert cli(*train).exit_code == 0
+
+
+def test_too_little_room_for_a_checkpoint_is_told_beforehand(
+    cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint is as large as it is said to be."""
+    sizes = list[int]()
+    size: Any = Training.checkpoint_bytes
+
+    def noted(self: Training) -> int:
+        sizes.append(size.fget(self))
+        return sizes[-1]
+
+    learn = Training._learn
+
+    def interrupted(self: Training, parts: Sequence[Batch]) -> Learned:
+        if self.step:
+            raise KeyboardInterrupt
+        return learn(self, parts)
+
+    monkeypatch.setattr(Training, "checkpoint_bytes", property(noted))
+    monkeypatch.setattr(Training, "free_bytes", 10_000)
+    monkeypatch.setattr(Training, "_learn", interrupted)
+    out = tmp_path / "made"
+    told = cli("train", recipe, "--out", out, "--device", "cpu")
+    assert "warning: a checkpoint takes" in told.stderr
+    assert "9.8 KiB are free" in told.stderr
+    written = (out / "checkpoint" / "checkpoint.pt").stat().st_size
+    assert 0.9 < sizes[0] / written < 1
+    monkeypatch.setattr(Training, "free_bytes", 10**9)
+    again = cli("train", recipe, "--out", tmp_path / "other", "--device", "cpu")
+    assert "a checkpoint takes" not in again.stderr
+
+
+def test_lines_of_the_log_without_room_wait_for_the_next(
+    cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append, asked = LineFile.append, 0
+
+    def sometimes(self: LineFile, *lines: Any) -> None:
+        nonlocal asked
+        asked += bool(lines)
+        if lines and asked in (2, 3):
+            raise OutputFailed("full") from FULL
+        append(self, *lines)
+
+    monkeypatch.setattr(LineFile, "append", sometimes)
+    out = tmp_path / "made"
+    done = cli("train", recipe, "--out", out, "--device", "cpu", "--steps", 5)
+    assert done.exit_code == 0, done.output
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]

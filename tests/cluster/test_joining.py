@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
 import socket
 import threading
 import time
@@ -171,3 +174,57 @@ def test_it_is_said_that_ray_is_waited_for(
     with joined(ClusterSettings(ray="auto"), notes.append):
         pass
     assert notes == ["Ray at 'auto' has not answered yet; waiting"]
+
+
+def slow_ray(monkeypatch: pytest.MonkeyPatch, go_on: threading.Event) -> list[str]:
+    """Ray, whose code hears no signal until it goes on; what it does, and the thread in which it is joined."""
+    done: list[str] = []
+
+    def init(**given: Any) -> None:
+        logging.getLogger("ray._private.worker").warning("SIGTERM handler is not set because")
+        done.append("main" if threading.current_thread() is threading.main_thread() else "beside")
+        while not go_on.is_set():
+            try:
+                go_on.wait(30)
+            except KeyboardInterrupt:
+                done.append("heard late")
+
+    ray = SimpleNamespace(
+        is_initialized=lambda: False, init=init, shutdown=lambda: done.append("shut down")
+    )
+    monkeypatch.setattr(joining, "imported", lambda: ray)
+    return done
+
+
+def test_an_interrupt_is_heard_while_ray_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A connection that comes about behind it is shut down again."""
+    go_on = threading.Event()
+    done = slow_ray(monkeypatch, go_on)
+    late = threading.Timer(5, go_on.set)
+    late.start()
+    press = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    press.start()
+    with pytest.raises(KeyboardInterrupt), joined(ClusterSettings(ray="auto")):
+        pass
+    assert not go_on.is_set(), "it was heard when Ray had an answer"
+    assert done == ["beside"]
+    go_on.set()
+    late.cancel()
+    ends_at = time.monotonic() + 10
+    while done[-1] != "shut down" and time.monotonic() < ends_at:
+        time.sleep(0.01)
+    assert done == ["beside", "shut down"]
+    assert not caplog.records
+
+
+def test_ray_on_this_machine_is_begun_by_the_main_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its programs end with the thread that has started them."""
+    go_on = threading.Event()
+    go_on.set()
+    done = slow_ray(monkeypatch, go_on)
+    with joined(ClusterSettings(ray="local")):
+        assert done == ["main"]
+    with joined(ClusterSettings(ray="auto")):
+        assert done[-1] == "beside"

@@ -192,7 +192,7 @@ def asking(step: Step, answered: list[Any]) -> Strategy:
 
 def test_targets_that_cannot_be() -> None:
     view = View([Block("text")])
-    with pytest.raises(InvalidRequest, match="feeds 1 tokens and has 2 targets"):
+    with pytest.raises(InvalidRequest, match="feeds 1 token and has 2 targets"):
         Row(view, (1,), targets=(2, 3))
     engine = small_engine()
     run = engine.submit(asking(Step([Row(view, (1, 2), targets=(3, NUM_IDS))]), []))

@@ -287,7 +287,7 @@ def test_runs_that_wait_for_each_other_are_told_so() -> None:
         engine.step()
     refused, granted = [run.result().text for run in runs]
     assert refused.startswith(
-        "the run asks for 9 pages of 16 tokens (140 tokens in 1 blocks), 10 of 10 pages"
+        "the run asks for 9 pages of 16 tokens (140 tokens in 1 block), 10 of 10 pages"
     )
     assert granted == "enough"
 

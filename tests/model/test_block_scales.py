@@ -286,7 +286,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], type[ManyhandsError], str]] = {
     "static scales of activations": (
         _edit(lambda t: t.update({f"{Q}.input_scale": torch.ones(1)})),
         ModelNotFound,
-        f"1 weights without a place: {Q}.input_scale",
+        f"1 weight without a place: {Q}.input_scale",
     ),
     "one scale per tensor": (
         _configure(quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic"}),

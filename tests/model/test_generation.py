@@ -28,6 +28,7 @@ def folder(path: Path, text: str) -> str:
         ),
         ({"do_sample": True}, Choice(temperature=1.0)),
         ({"do_sample": True, "temperature": None, "top_k": None}, Choice(temperature=1.0)),
+        ({"do_sample": True, "top_k": -1}, Choice(temperature=1.0)),
         ({"do_sample": True, "temperature": 0}, None),
         ({"do_sample": False, "temperature": 0.6}, None),
         ({"temperature": 0.6, "top_p": 0.9}, None),

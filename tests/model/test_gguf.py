@@ -350,7 +350,7 @@ def test_what_makes_no_sense_is_named(tmp_path: Path, facts: dict[str, Any], nam
 def test_tensors_that_are_missing_or_unknown(tmp_path: Path) -> None:
     path = tmp_path / "it.gguf"
     _write(path, tensors={"blk.1.attn_sinks.weight": np.zeros(4, np.float32)})
-    with pytest.raises(ModelNotFound, match=r"weights without a place: blk\.1\.attn_sinks\.weight"):
+    with pytest.raises(ModelNotFound, match=r"weight without a place: blk\.1\.attn_sinks\.weight"):
         _load(path)
     content = _small(path)
     path.write_bytes(content.replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_xx.weight"))

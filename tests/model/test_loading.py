@@ -733,7 +733,7 @@ def test_packed_tensors_that_nothing_explains_are_no_weights(
     name = "model.layers.0.mlp.up_proj.weight"
     tensors[name] = tensors[name].to(dtype)
     save_file(tensors, path, metadata={"format": "pt"})
-    with pytest.raises(ModelNotFound, match=rf"1 tensors of numbers .*{name}: "):
+    with pytest.raises(ModelNotFound, match=rf"1 tensor of numbers .*{name}: "):
         load_adapter(copy)
 
 
@@ -742,9 +742,7 @@ def test_tensors_without_a_place_are_said(copy: Path) -> None:
     tensors = load_file(path)
     tensors["model.layers.0.adapter.weight"] = torch.ones(2, 2)
     save_file(tensors, path, metadata={"format": "pt"})
-    with pytest.warns(
-        UserWarning, match="has 1 tensors that its network has no place for.*adapter"
-    ):
+    with pytest.warns(UserWarning, match="has 1 tensor that its network has no place for.*adapter"):
         load_adapter(copy)
 
 

@@ -279,7 +279,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], type[ManyhandsError], str]] = {
     "a layer too many": (
         _edit(lambda t: t.update({"model.layers.7.mlp.weight": torch.ones(1)})),
         ModelNotFound,
-        "1 weights without a place: model.layers.7",
+        "1 weight without a place: model.layers.7",
     ),
     "nothing is packed": (
         _edit(lambda t: [t.pop(key) for key in list(t) if key.endswith("qweight")]),

@@ -186,7 +186,7 @@ def test_what_was_missed_is_told_and_the_rest_is_drawn(visit: Opens, server: Pag
     short = [begin | {"names": ["Worker 0", "Worker 1"]}, missed, *rest[3:], end]
     page = visit(server.add("missed", short)).page
     page.wait_for_selector(".ending .answer")
-    assert page.inner_text(".link") == "1\u202f234 records were missed"
+    assert page.inner_text(".link") == "missed: 1\u202f234 records"
     assert words_of(page, ".desk .words")[7].split() == [f"w7p{n}" for n in range(4, 11)]
 
 

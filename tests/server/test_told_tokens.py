@@ -16,7 +16,7 @@ from manyhands.cache.step import Choice
 from manyhands.schema.openai import CHAT, PLAIN, logprobs
 from manyhands.server.chat import _Chunks, _PlainChunks
 from manyhands.strategies.events import Event, TokenWritten, WorkerStopped
-from manyhands.strategies.requests import _told
+from manyhands.strategies.requests import Spelling, _told
 from manyhands.strategies.settings import SharedSettings
 from manyhands.strategies.shared_prefix import Completion, Prompt, _Sample
 from manyhands.text import Text
@@ -138,3 +138,45 @@ def test_a_message_begins_with_a_word() -> None:
     ):
         found = Written(text, url, prompt, [*words], settings)
         assert found.whole.text == "answer is", prompt
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_tokens_of_a_message_put_together_are_its_text(kind: str) -> None:
+    """Clients of OpenAI's join them. Of a message whose first token begins with a blank, too; a plain text keeps its own."""
+    text = TEXTS[kind]
+    seen = set[bool]()
+    for seed in range(300):
+        rng = random.Random(seed)
+        words = [
+            rng.choice((" ", "\n\n", " a", "b", "数", " é", "is", " answer")) for _ in range(5)
+        ]
+        tokens = [token for word in words for token in text.encode(word)]
+        if thinks := text.think_end is not None and rng.random() < 0.3:
+            tokens = [*text.encode("hm"), text.think_end or 0, *tokens]
+        settings = SharedSettings(samples=1, max_tokens=len(tokens), choice=Choice(logprobs=0))
+        prompt = Prompt(text.encode("So"), thinks, chat=True)
+        found = Written(text, CHAT, prompt, [*tokens], settings)
+        told = found.told["content"]
+        raw = b"".join(bytes(each["bytes"]) for each in told)
+        assert raw.decode() == found.whole.text, (seed, words)
+        seen.add(len(told) < len(tokens) - found.whole.thinking_tokens)
+    assert seen == {False, True}, "of no message, or of each, a token was nothing but blanks"
+
+
+def test_the_likeliest_in_place_of_the_first_word_lose_their_blanks_with_it() -> None:
+    """So a token is among the likeliest by its text; one of blanks alone stays as it is, for it would be left out."""
+    text = TEXTS["bytes"]
+    blank, word, other = (text.encode(each)[0] for each in (" ", "a", "b"))
+    spelling = Spelling(text, is_message=True)
+    assert spelling.take(blank, Logprobs(-1.0, ((blank, -1.0),))) is None
+    first = spelling.take(word, Logprobs(-2.0, ((blank, -0.5), (word, -2.0))))
+    assert first is not None
+    assert [each.text for each in first.top] == [" ", "a"]
+    then = spelling.take(blank, Logprobs(-1.0, ((blank, -1.0), (other, -2.0))))
+    assert then is not None
+    assert (then.text, then.offset, [each.text for each in then.top]) == (" ", 1, [" ", "b"])
+    pieces = TEXTS["pieces"]
+    joined = next(token for token in pieces.encode("answer is") if pieces.bytes_of(token) == b" is")
+    spelled = Spelling(pieces, is_message=True).take(joined, Logprobs(-1.0, ((joined, -1.0),)))
+    assert spelled is not None
+    assert (spelled.text, spelled.top[0].text, spelled.raw) == ("is", "is", b"is")

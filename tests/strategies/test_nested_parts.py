@@ -137,7 +137,7 @@ def test_the_sixth_level_is_text() -> None:
             2000,
             "6 parts are named, and npr has 5 at most",
         ),
-        ("npr", NPR, 1000, "forward passes are left, and npr forks with 1024 or more"),
+        ("npr", NPR, 1000, "forward passes left, and npr forks with 1024 or more"),
         ("parallel-r1", "<Parallel>" * 5, 2000, "a run of parallel-r1 forks 4 times at most"),
     ],
 )

@@ -217,9 +217,10 @@ def test_an_answer_tells_logprobs(url: str) -> None:
     (found,) = answer_body(url, answer, "our-model", "x", TEXT)["choices"]
     if url == CHAT:
         content = found["logprobs"]["content"]
-        assert [each["logprob"] for each in content] == [-float(at) for at in range(2, len(tokens))]
+        assert TEXT.bytes_of(tokens[2]) == b" ", "a message begins with its first word"
+        assert [each["logprob"] for each in content] == [-float(at) for at in range(3, len(tokens))]
         raw = b"".join(bytes(each["bytes"]) for each in content)
-        assert raw == b"".join(map(TEXT.bytes_of, tokens[2:]))
+        assert raw == b"".join(map(TEXT.bytes_of, tokens[3:])) == "Où".encode()
         assert all(len(each["top_logprobs"]) == 2 for each in content)
     else:
         told = found["logprobs"]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import NoReturn, final
 
-from manyhands.errors import InvalidRequest
+from manyhands.errors import InvalidRequest, counted
 
 
 @final
@@ -74,7 +74,7 @@ class Block:
 
     def __repr__(self) -> str:
         state = "frozen, " if self.frozen else ""
-        return f"Block({self.name!r}, {state}{self.num_tokens} tokens)"
+        return f"Block({self.name!r}, {state}{counted(self.num_tokens, 'token')})"
 
 
 def refuse_subclass(kind: type, base: str) -> NoReturn:

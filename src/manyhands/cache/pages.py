@@ -59,7 +59,7 @@ from numpy.typing import NDArray
 from manyhands.cache.block import Block
 from manyhands.cache.journal import Journal
 from manyhands.cache.states import StateBook
-from manyhands.errors import InvalidRequest, OutOfMemory
+from manyhands.errors import InvalidRequest, OutOfMemory, counted
 
 Ints = NDArray[np.int64]
 NOWHERE = -1  # in the place of a slot
@@ -219,7 +219,7 @@ class PagePool:
         num_here = place.strip.num_tokens - place.offset
         if len(block.tokens) > num_here:
             raise InvalidRequest(
-                f"the block {block.name!r} holds {len(block.tokens)} tokens, and this engine was fed "
+                f"the block {block.name!r} holds {counted(len(block.tokens), 'token')}, and this engine was fed "
                 f"{num_here} of them",
                 hint="Fill a block by rows of the engine that reads it: not by hand, nor by another engine.",
             )
@@ -275,7 +275,7 @@ class PagePool:
             num_pages = self._pages_for(asked)
         if not self.make_room(num_pages):
             raise OutOfMemory(
-                f"this step needs {num_pages} more pages of {self.page_size} tokens, and "
+                f"this step needs {counted(num_pages, 'more page')} of {self.page_size} tokens, and "
                 f"{self.num_free_pages} of {self.num_pages} are free",
                 hint="Give the engine more memory (memory_tokens), or run fewer strategies at once.",
             )
@@ -621,7 +621,7 @@ class PagePool:
         num_pages = self.num_pages_to_add(growth)
         if not self.make_room(num_pages):
             raise OutOfMemory(
-                f"a preempted run needs {num_pages} pages of {self.page_size} tokens, and "
+                f"a preempted run needs {counted(num_pages, 'page')} of {self.page_size} tokens, and "
                 f"{self.num_free_pages} of {self.num_pages} are free",
                 hint="Give the engine more memory (memory_tokens), or run fewer strategies at once.",
             )

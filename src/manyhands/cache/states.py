@@ -25,7 +25,7 @@ from manyhands.cache.block import Block
 from manyhands.cache.journal import Journal
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
-from manyhands.errors import InvalidRequest, OutOfMemory
+from manyhands.errors import InvalidRequest, OutOfMemory, counted
 
 EMPTY = 0  # the slot of the empty text
 # The methods, and the choices with them, whose blocks are each read behind one text alone (tests/strategies/test_forks.py
@@ -217,7 +217,7 @@ class StateBook:
         """So many slots that no block has. Raises OutOfMemory where there are fewer."""
         if not self.make_room(wanted):
             raise OutOfMemory(
-                f"{wanted} more states are needed, and {self.num_free} of {self.num_slots} are free",
+                f"this needs {counted(wanted, 'more state')}, and {self.num_free} of {self.num_slots} are free",
                 hint="Give the engine more states (--states), or run fewer strategies at once.",
             )
         used = self._used()

@@ -13,7 +13,7 @@ from typing import Any
 
 from manyhands.cache.tally import Tally
 from manyhands.cache.view import View
-from manyhands.errors import InvalidRequest
+from manyhands.errors import InvalidRequest, counted
 from manyhands.schema.setting import (
     as_found,
     check,
@@ -243,7 +243,7 @@ class Row:
             raise
         if len(self.targets) > len(self.feed):
             raise InvalidRequest(
-                f"the row that writes to {own!r} feeds {len(self.feed)} tokens and has "
+                f"the row that writes to {own!r} feeds {counted(len(self.feed), 'token')} and has "
                 f"{len(self.targets)} targets; expected no more than it feeds",
                 hint="A target is the token that follows a fed one.",
             )

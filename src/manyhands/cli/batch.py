@@ -22,10 +22,10 @@ from manyhands.cli.batch_options import BatchOptions
 from manyhands.cli.command import shared_of
 from manyhands.cli.guard import tell
 from manyhands.cli.loading import changes_of, load_engine, name_of, sampled
-from manyhands.cli.output import Notes, say, say_json
+from manyhands.cli.output import Notes, in_bytes, say, say_json
 from manyhands.cli.spreading import facts_of, spread
 from manyhands.cli.stopping import StopRequest, exit_code_of, number_of, word_for
-from manyhands.errors import InvalidRequest, ManyhandsError
+from manyhands.errors import InvalidRequest, ManyhandsError, counted
 from manyhands.evaluation.shared import SHARED_PREFIX
 from manyhands.schema.lines import Line
 from manyhands.strategies.requests import Defaults, method_of_alias
@@ -76,7 +76,7 @@ def batch(options: BatchOptions) -> None:
 def _stopped(number: int, given: Input, output: Output) -> typer.Exit:
     """The end by this signal; what is left is told."""
     num_left = given.num_requests - len(output.done)
-    left = "1 request" if num_left == 1 else f"{num_left} requests"
+    left = counted(num_left, "request")
     tell(f"{word_for(number)} with {left} left; the same command goes on")
     return typer.Exit(exit_code_of(number))
 
@@ -223,20 +223,11 @@ def _sum_up(
         rate = usage.tokens_chosen / seconds if seconds else 0.0
         # A prompt and what begins behind it are rows of one pass: alone, that is no sharing.
         is_shared = usage.prefix_tokens_found > 0 or not options.isolate
-        saved = f", {_size(usage.kv_bytes_saved)} saved by sharing" if is_shared else ""
+        saved = f", {in_bytes(usage.kv_bytes_saved)} saved by sharing" if is_shared else ""
         say(
-            f"{usage.tokens_chosen:,} tokens written in {seconds:,.1f} s ({rate:,.0f} tokens/s), "
-            f"{usage.forward_passes:,} forward passes\n"
-            f"prompts: {usage.prefix_tokens_fed:,} tokens read, "
+            f"{counted(usage.tokens_chosen, 'token', ',')} written in {seconds:,.1f} s ({counted(rate, 'token', ',.0f')}/s), "
+            f"{counted(usage.forward_passes, 'forward pass', ',')}\n"
+            f"prompts: {counted(usage.prefix_tokens_fed, 'token', ',')} read, "
             f"{usage.prefix_tokens_found:,} found in memory\n"
-            f"keys and values: {_size(usage.kv_bytes_loaded)} loaded{saved}"
+            f"keys and values: {in_bytes(usage.kv_bytes_loaded)} loaded{saved}"
         )
-
-
-def _size(num_bytes: int) -> str:
-    size = float(num_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:,.1f} {unit}"
-        size /= 1024
-    return f"{size:,.1f} TiB"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from manyhands.cli.loading import get_ready, load_wordless_engine, name_of, place_facts
 from manyhands.cli.options import LIFE_PASSES, LOCKSTEP_PASSES, BenchOptions
 from manyhands.cli.output import Notes, say, say_json
-from manyhands.errors import ContextTooLong, OutOfMemory
+from manyhands.errors import ContextTooLong, OutOfMemory, counted
 
 if TYPE_CHECKING:
     from manyhands.engine.engine import Engine
@@ -57,7 +57,7 @@ def bench(options: BenchOptions) -> None:
 
     lengths = _fitting(engine, wanted, max(workers), options)
     if not options.json:
-        say(f"{_what(model, engine, options)}; {passes} passes a number, medians")
+        say(f"{_what(model, engine, options)}; {counted(passes, 'pass')} a number, medians")
         say(_HEAD)
     timings: list[Timing] = []
     for timing in bench(
@@ -81,7 +81,7 @@ def _life(options: BenchOptions) -> None:
     from manyhands.evaluation.life import at_best, everyday, live  # imports torch
 
     if not options.json:
-        say(f"{_what(model, engine, options)}; {passes} passes each, milliseconds")
+        say(f"{_what(model, engine, options)}; {counted(passes, 'pass')} each, milliseconds")
         say(_LIFE_HEAD)
     get_ready(engine)
     floor_of = at_best(engine)
@@ -105,7 +105,7 @@ def _fitting(
     reached, stored = longest_histories(engine, *team)
     longest = min(reached, stored)
     positions, held = engine.facts.max_positions, engine.pool.num_slots
-    grown = f"{workers} with {options.desk} tokens on every desk and {passes} passes"
+    grown = f"{workers} with {counted(options.desk, 'token')} on every desk and {counted(passes, 'pass')}"
     if reached < 1:
         raise ContextTooLong(
             f"a team of {grown} does not fit the model's {positions} positions",

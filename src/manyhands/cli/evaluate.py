@@ -31,7 +31,7 @@ from manyhands.cli.exam_options import (
 )
 from manyhands.cli.guard import going_on, tell
 from manyhands.cli.output import say
-from manyhands.errors import InvalidRequest, ManyhandsError
+from manyhands.errors import InvalidRequest, ManyhandsError, counted
 from manyhands.evaluation.grading import Grading
 from manyhands.evaluation.judge import (
     RUBRICS,
@@ -144,7 +144,7 @@ def _judge(judging: Judging, found: Sequence[Results]) -> list[VoteMoment]:
             tell(f"{label}: {error}", "note: ", "yellow")
             continue
         if last is not None:
-            votes = _counted(last.done, "vote")
+            votes = counted(last.done, "vote")
             say(f"{label}: {votes}, {last.unread} of them could not be read")
             _say_unread(last.unread_samples)
             ends.append(last)
@@ -184,7 +184,7 @@ def compare(options: CompareOptions) -> None:
     say(f"{found.second.label} minus {found.first.label}, {found.first.results.header.task}")
     for one in found.comparisons:
         where, paired = one.difference.interval, one.difference
-        at = "each at its own end" if one.budget is None else f"{one.budget} passes"
+        at = "each at its own end" if one.budget is None else f"{counted(one.budget, 'pass')}"
         say(
             f"{at}: {where.mean:+.3f} (95 % {where.low:+.3f} to {where.high:+.3f}), better {paired.wins}, "
             f"same {paired.ties}, worse {paired.losses}, sign test {paired.chance:.3g}"
@@ -196,7 +196,7 @@ def compare(options: CompareOptions) -> None:
         elif cost.ratio is not None:
             say(f"{aim}, A over B: {cost.ratio:.2f} (95 % {cost.low:.2f} to {cost.high:.2f})")
     if any(found.alone):
-        only = f"{found.alone[0]} samples are in A alone, {found.alone[1]} in B alone"
+        only = f"in A alone: {counted(found.alone[0], 'sample')}, in B alone: {found.alone[1]}"
         tell(f"{only}; they are left out")
     if found.is_worse:
         raise typer.Exit(EXIT_WORSE)
@@ -282,17 +282,13 @@ def _say_results(results: Results, num_kept: int) -> None:
     say(drawn.getvalue())
     _say_failures([record for record in results.records if record.error is not None])
     asked = "" if len(results.records) == num_kept else f"{len(results.records)} of the "
-    say(f"{asked}{_counted(num_kept, 'record')} in {results.path}")
+    say(f"{asked}{counted(num_kept, 'record')} in {results.path}")
     if all(record.error is not None for record in results.records):
         first = results.records[0].error
         raise ManyhandsError(
             f"every sample failed; the first with: {first}",
             hint="mend that, and run the same command with --retry-failures",
         )
-
-
-def _counted(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def _say_failures(failed: Sequence[Record]) -> None:
@@ -317,6 +313,6 @@ def _check_votes(ends: Sequence[VoteMoment]) -> None:
     if unreadable and len(unreadable) == sum(end.done for end in ends):
         first = unreadable[0]["error"] or "it names no level in a box"
         raise ManyhandsError(
-            f"none of the {len(unreadable)} votes could be read; the first: {first}",
+            f"none of the {counted(len(unreadable), 'vote')} could be read; the first: {first}",
             hint="mend that, and run the same command with --retry-failures",
         )

@@ -136,3 +136,13 @@ def _check_replaceable(path: Path) -> None:
             f"{str(path)!r} holds a run that was cut short, so it is not replaced",
             hint="go on with it (manyhands replay --continue), give another name, or remove it first",
         )
+
+
+def in_bytes(number: int) -> str:
+    """A size in the unit in which it is a few digits."""
+    size = float(number)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:,.1f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} TiB"

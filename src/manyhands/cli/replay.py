@@ -18,7 +18,7 @@ from manyhands.cli.outcome import INTERRUPTED
 from manyhands.cli.output import Notes, TraceFile, say, say_json
 from manyhands.cli.running import drive, screen_for
 from manyhands.cli.solve import check_answered, finish
-from manyhands.errors import BrokenTrace, InvalidRequest, ManyhandsError
+from manyhands.errors import BrokenTrace, InvalidRequest, ManyhandsError, counted
 from manyhands.model.settings import ModelSettings
 from manyhands.replay.retold import account_from, answer_from
 from manyhands.replay.trace import TRACE_LINES, Trace, read_trace
@@ -233,7 +233,8 @@ def _branches(answer: Answer) -> str:
     if not isinstance(answer, BranchAnswer):
         return ""
     told = [
-        f"{b.worker} {b.title}: {b.finish_reason}, {b.num_tokens} tokens" for b in answer.branches
+        f"{b.worker} {b.title}: {b.finish_reason}, {counted(b.num_tokens, 'token')}"
+        for b in answer.branches
     ]
     told += [
         f"join {join.block}: up to {join.largest:.2g} from the exact text, {join.kl:.2g} nats"

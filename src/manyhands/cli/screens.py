@@ -19,6 +19,7 @@ from manyhands.cli.outcome import Outcome
 from manyhands.cli.output import Notes, say, say_json
 from manyhands.cli.status import last_line
 from manyhands.cli.stopping import word_for
+from manyhands.errors import counted
 from manyhands.schema.plain import to_plain
 from manyhands.strategies.account import Account
 from manyhands.strategies.base import Answer, FinishedStep
@@ -134,7 +135,9 @@ def _more_of(answer: Answer) -> dict[str, Any]:
 def _tell_of_interrupt(outcome: Outcome) -> None:
     """Beside an output that has no last line for it."""
     if outcome.signal is not None:
-        tell(f"{word_for(outcome.signal)} after {outcome.answer.forward_passes} forward passes")
+        tell(
+            f"{word_for(outcome.signal)} after {counted(outcome.answer.forward_passes, 'forward pass')}"
+        )
 
 
 class QuietScreen(_Still):
@@ -185,7 +188,7 @@ def say_reply(account: Account, outcome: Outcome, above: Sequence[FinishedStep] 
     """
     answer, reply = outcome.answer.answer, account.reply.strip()
     for passes, found in outcome.answer.snapshots.items():
-        say(f"Answer after {passes} passes: {found or 'none'}")
+        say(f"Answer after {counted(passes, 'pass')}: {found or 'none'}")
     chosen = [step for step in above if step.text == reply and not account.solo]
     if chosen:
         say(f"The reply is that of {account.label(chosen[0]).removesuffix(':')}.")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from manyhands.cli.guard import tell
 from manyhands.cli.serve_options import ServeOptions
 from manyhands.cluster.joining import joined, share_of
+from manyhands.errors import counted
 from manyhands.server.front import Front
 from manyhands.server.keys import Keys
 from manyhands.server.limits import Limits
@@ -32,7 +33,7 @@ def serve_on(
         from manyhands.cluster.serving import Door, deploy
 
         share = share_of(ray, options)
-        tell(f"starting {share.replicas} replicas")
+        tell(f"starting {counted(share.replicas, 'replica')}")
         fleet = deploy(make, share, options, limits, name=name, drain=place.drain)
         try:
             door = Door(fleet, keys, limits)

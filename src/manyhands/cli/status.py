@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Sequence
 
 from manyhands.cli.outcome import Outcome
+from manyhands.errors import counted
 
 SEPARATOR = " · "
 
@@ -25,7 +26,7 @@ def parts(
             None,
             (
                 f"{passes}/{budget} passes" + (f" + {extra} extra" if extra else ""),
-                f"{num_tokens} tokens",
+                f"{counted(num_tokens, 'token')}",
                 f"{rate:.1f} tokens/s" if rate else "",
                 _clock(seconds),
                 state,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from manyhands.errors import InvalidRequest, OutputFailed
+from manyhands.errors import InvalidRequest, OutputFailed, counted
 from manyhands.prompts import Prompts
 from manyhands.schema.choosing import choosable, choose, flag_of, pairs
 from manyhands.schema.conversation import SYSTEM, Conversation, Message
@@ -132,7 +132,7 @@ class Talk:
             raise InvalidRequest("there is nothing to take back")
         del self.turns[-2:]
         num_left = len(self.turns) // 2
-        return "1 turn is left" if num_left == 1 else f"{num_left} turns are left"
+        return f"{counted(num_left, 'turn')} {'is' if num_left == 1 else 'are'} left"
 
     def _save(self, argument: str) -> str:
         if not argument:
@@ -146,7 +146,7 @@ class Talk:
             raise InvalidRequest(f"{argument!r} exists", hint="Give another name.") from error
         except OSError as error:
             raise OutputFailed(f"{argument!r} cannot be written: {error.strerror}") from error
-        return f"{len(said)} messages are in {argument}"
+        return f"{argument} holds {counted(len(said), 'message')}"
 
     def _quit(self, argument: str) -> str:
         raise Quit

@@ -13,7 +13,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,9 +25,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from manyhands.cli.guard import going_on, tell
 from manyhands.cli.options import TrainOptions
-from manyhands.cli.output import version_of
+from manyhands.cli.output import in_bytes, version_of
 from manyhands.cli.stopping import exit_code_of, number_of
-from manyhands.errors import InvalidRequest, OutputFailed, os_error_of, place_or_room
+from manyhands.errors import InvalidRequest, OutputFailed, counted, os_error_of, place_or_room
 from manyhands.hub import CHECKPOINT_FOLDER
 from manyhands.prompts import PROMPT_FILE, dump_prompts
 from manyhands.schema.lines import Line, read_lines
@@ -66,7 +66,8 @@ def train(options: TrainOptions) -> None:
             adapter, tokenizer = recipe.load(device)
         if tokenizer is None:
             raise InvalidRequest("the model to train has no tokenizer")
-        with _writing(options.out):
+        runs: list[Training] = []  # the one, once it is there
+        with _writing(options.out, runs):
             options.out.mkdir(parents=True, exist_ok=True)
             _check_replaceable(options.out)
             # Batches come from other processes; with many of them, descriptors would run out.
@@ -79,24 +80,26 @@ def train(options: TrainOptions) -> None:
                 options.out / CHECKPOINT_FOLDER,
                 made_of=recipe.made_of(),
             )
+            runs.append(run)
             if run.has_ended:
                 if not rank:
-                    tell(
-                        f"the training has ended after {run.step} steps: {options.out} has its model"
-                    )
+                    made = counted(run.step, "step")
+                    tell(f"the training has ended after {made}: {options.out} has its model")
                 return
             if not rank:
                 _announce(run, adapter)
             try:
                 with _reporting(is_silent=bool(rank)) as report:
-                    run.run(report, pause=options.pause)
+                    run.run(report, pause=options.pause, unkept=_Unkept(run))
             except KeyboardInterrupt as error:
                 tell(_interrupted(run))
                 raise typer.Exit(exit_code_of(number_of(error))) from error
             if rank:
                 return
             if run.done < 1:
-                tell(f"paused after {run.step} steps; the same command goes on from there")
+                tell(
+                    f"paused after {counted(run.step, 'step')}; the same command goes on from there"
+                )
                 return
             with quiet():
                 _save(recipe, adapter, tokenizer, options.out)
@@ -109,7 +112,7 @@ def train(options: TrainOptions) -> None:
 
 def _interrupted(run: training.Training) -> str:
     """Where an interrupted training goes on: a second interrupt may have struck while its checkpoint was written."""
-    told = f"interrupted after {run.step} steps"
+    told = f"interrupted after {counted(run.step, 'step')}"
     if run.rank or run.kept == run.step:
         return f"{told}; the same command goes on from there"
     there = f"goes on behind step {run.kept}" if run.kept else "begins anew"
@@ -140,12 +143,21 @@ def _together(device: str) -> Iterator[tuple[str, int]]:
 def _announce(run: training.Training, adapter: ModelAdapter) -> None:
     """A notice of what begins: a first step can take a while, most of all on a CPU."""
     settings, device = run.settings, adapter.device.type
-    limit = f" or {settings.minutes:g} minutes" if settings.minutes else ""
+    limit = f" or {counted(settings.minutes, 'minute', 'g')}" if settings.minutes else ""
     size = settings.tokens_per_step
-    tell(f"training on {device}: up to {settings.steps} steps of {size} tokens{limit}")
+    each = counted(size, "token")
+    tell(f"training on {device}: up to {counted(settings.steps, 'step')} of {each}{limit}")
+    if (free := run.free_bytes) < run.checkpoint_bytes:
+        tell(
+            f"a checkpoint takes {in_bytes(run.checkpoint_bytes)}, and {in_bytes(free)} are free in {run.folder}: without "
+            "more room an interrupt loses all steps"
+            + (f" behind step {run.kept}" if run.kept else ""),
+            "warning: ",
+            "yellow",
+        )
     if device == "cpu" and size > _MANY_TOKENS:
         tell(
-            f"steps of {size} tokens are made for a GPU; on a CPU each may take minutes",
+            f"steps of {each} are made for a GPU; on a CPU each may take minutes",
             "warning: ",
             "yellow",
         )
@@ -160,8 +172,48 @@ def _check_replaceable(out: Path) -> None:
         )
 
 
+class _Unkept:
+    """The user is told of checkpoints that cannot be written: of the first in a row, for others follow a minute later."""
+
+    def __init__(self, run: training.Training) -> None:
+        self.run, self.told_of = run, -1
+
+    def __call__(self, error: OSError) -> None:
+        run = self.run
+        if self.told_of == run.kept:
+            return
+        self.told_of = run.kept
+        then = "the model is saved without it"
+        if run.done < 1:
+            then = f"the training goes on, and tries again in a minute; {place_or_room(error)}"
+        older = f"that of step {run.kept} is whole" if run.kept else "there is no older one"
+        tell(
+            f"the checkpoint of step {run.step} cannot be written: {error.strerror or error}; {older}; {then}",
+            "warning: ",
+            "yellow",
+        )
+
+
+def _lost(run: training.Training) -> str:
+    """The steps of which nothing is on the disk."""
+    if run.rank or run.kept == run.step:
+        return ""
+    return f", and {counted(run.step - run.kept, 'step')} behind step {run.kept} are lost"
+
+
+def _goes_on(runs: Sequence[training.Training]) -> str:
+    """Where the same command would go on."""
+    kept = max((run.kept for run in runs), default=None)
+    if kept is None:
+        return "a checkpoint, if there is one, is whole"
+    if not kept:
+        return "there is no checkpoint, so the same command begins anew"
+    return f"the checkpoint of step {kept} is whole, and the same command goes on from there"
+
+
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def _writing(folder: Path, runs: Sequence[training.Training]) -> Iterator[None]:
+    """Say of a disk that takes no more, and of the training, if there is one yet, what is kept of it."""
     try:
         yield
     except Exception as error:
@@ -169,9 +221,8 @@ def _writing(folder: Path) -> Iterator[None]:
         if failed is None:
             raise
         raise OutputFailed(
-            f"{folder} cannot be written: {failed.strerror or failed}",
-            hint=f"{place_or_room(failed)}, or name another folder with --out; a checkpoint, if there is "
-            "one, is whole",
+            f"{folder} cannot be written: {failed.strerror or failed}{''.join(map(_lost, runs))}",
+            hint=f"{place_or_room(failed)}, or name another folder with --out; {_goes_on(runs)}",
         ) from error
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -49,17 +50,23 @@ def joined(
         return
     try:
         _knock(settings.ray or "", note)
+        init = partial(
+            ray.init,
+            address=settings.ray,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+            include_dashboard=False if settings.ray == "local" else None,
+        )
         with (
             _own_signals(),
             _said_late(f"Ray at {settings.ray!r} has not answered yet; waiting", note),
         ):
-            ray.init(
-                address=settings.ray,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                configure_logging=False,
-                include_dashboard=False if settings.ray == "local" else None,
-            )
+            # Programs that Ray starts here end with the thread that has started them.
+            if settings.ray == "local":
+                init()
+            else:
+                _beside(init, ray.shutdown)
     except (OSError, RuntimeError, ValueError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InvalidRequest(
@@ -128,6 +135,44 @@ def _own_signals() -> Iterator[None]:
     finally:
         if before is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
+
+
+def _beside(init: Callable[[], object], shutdown: Callable[[], object]) -> None:
+    """Have this done in a thread of its own, so that an interrupt is heard while Ray's code, which hears none, is waited for.
+
+    Interrupted, it is not waited for any more; should it still come to its end, it is shut down again. Ray leaves the
+    handler of SIGTERM alone in such a thread, and says so in its log, where it is left out.
+    """
+    failed: list[BaseException] = []
+    over, lock, is_left = threading.Event(), threading.Lock(), False
+
+    def run() -> None:
+        try:
+            init()
+        except BaseException as error:
+            failed.append(error)
+        with lock:
+            over.set()
+        if is_left and not failed:
+            shutdown()
+
+    log = logging.getLogger("ray._private.worker")
+    log.addFilter(_is_no_remark_on_signals)
+    try:
+        threading.Thread(target=run, name="joins Ray", daemon=True).start()
+        over.wait()
+    except BaseException:
+        with lock:
+            is_left = True
+        raise
+    finally:
+        log.removeFilter(_is_no_remark_on_signals)
+    if failed:
+        raise failed[0]
+
+
+def _is_no_remark_on_signals(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("SIGTERM handler is not set")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from manyhands.cache.usage import Usage
 from manyhands.cluster.joining import Share
 from manyhands.cluster.replica import Answers, Replica
 from manyhands.cluster.rows import Rows
-from manyhands.errors import InvalidRequest, ManyhandsError
+from manyhands.errors import InvalidRequest, ManyhandsError, counted
 
 Row = TypeVar("Row")
 Told = TypeVar("Told")
@@ -206,7 +206,7 @@ class Spread(Generic[Row, Told]):
         given_up = self._rows.lose(actor.name)
         self._note(
             f"replica {actor.name} is gone ({reason}); "
-            f"{num_rows - len(given_up)} requests that it had are done again"
+            f"done again of what it had: {counted(num_rows - len(given_up), 'request')}"
         )
         lost = (ReplicaLost(f"every replica that had this request died; the last: {reason}"),)
         return [(self._rows.rows[number], error) for number in given_up for error in lost]

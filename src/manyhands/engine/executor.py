@@ -58,7 +58,7 @@ from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.passes import ALONE, Late, Others, PassOutcome
 from manyhands.engine.sampling import Chosen, choose, get_ready, sent
 from manyhands.engine.weighing import Weights
-from manyhands.errors import InvalidRequest, OutOfMemory
+from manyhands.errors import InvalidRequest, OutOfMemory, counted
 from manyhands.model.adapter import ModelAdapter, weight_bytes
 from manyhands.model.fingerprint import fingerprint
 from manyhands.model.fusion import FuseReport, check_fuse, fuse_modules
@@ -764,7 +764,7 @@ def _states(adapter: ModelAdapter, settings: ModelSettings) -> States | None:
         return States(adapter.model, num_states)
     except RuntimeError as error:  # torch's allocators raise nothing narrower on the CPU
         raise OutOfMemory(
-            f"{num_states} states take {num_states * state_bytes(adapter.model) / 2**30:.1f} GiB, which "
+            f"{counted(num_states, 'state')} would take {num_states * state_bytes(adapter.model) / 2**30:.1f} GiB, which "
             f"{adapter.device} does not have",
             hint="Ask for fewer (--states).",
         ) from error

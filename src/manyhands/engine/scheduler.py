@@ -46,7 +46,7 @@ from manyhands.engine.one_thread import OneThread
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.preemption import Preemption, Rebuild
 from manyhands.engine.run import Run, RunState, new_queues
-from manyhands.errors import InvalidRequest, ManyhandsError, OutOfMemory, RanksFailed
+from manyhands.errors import InvalidRequest, ManyhandsError, OutOfMemory, RanksFailed, counted
 from manyhands.strategies.base import Reserve, Strategy
 from manyhands.strategies.events import Admitted
 
@@ -591,7 +591,7 @@ def _called_from_inside() -> InvalidRequest:
 def _never_fits(asked: Reserve, pages: int, pool: PagePool) -> OutOfMemory:
     return OutOfMemory(
         f"the run may need {_in_pages(asked, pages, pool)}, "
-        f"and the memory holds {pool.num_slots} tokens in {pool.num_pages} pages",
+        f"and the memory holds {counted(pool.num_slots, 'token')} in {counted(pool.num_pages, 'page')}",
         hint="Lower the budget or the number of workers, or give the engine "
         f"{pages * pool.page_size} memory_tokens.",
     )
@@ -607,4 +607,4 @@ def _deadlock(asked: Reserve, pages: int, taken: int, pool: PagePool) -> OutOfMe
 
 def _in_pages(asked: Reserve, pages: int, pool: PagePool) -> str:
     """A reservation as it is compared with the memory: a block may leave most of its last page empty."""
-    return f"{pages} pages of {pool.page_size} tokens ({asked.num_tokens} tokens in {asked.num_blocks} blocks)"
+    return f"{counted(pages, 'page')} of {counted(pool.page_size, 'token')} ({counted(asked.num_tokens, 'token')} in {counted(asked.num_blocks, 'block')})"

@@ -47,7 +47,14 @@ from manyhands.cache.usage import Usage
 from manyhands.engine.loop import Packs, Pass, run_passes
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.run import Run, RunState, check_strategy
-from manyhands.errors import Busy, DeadlineExceeded, InvalidRequest, ManyhandsError, ServiceStopped
+from manyhands.errors import (
+    Busy,
+    DeadlineExceeded,
+    InvalidRequest,
+    ManyhandsError,
+    ServiceStopped,
+    counted,
+)
 from manyhands.schema.setting import as_found, check_function, whole_number
 from manyhands.schema.waits import lock_wait, seconds_of
 from manyhands.strategies.base import Answer, Strategy
@@ -354,7 +361,7 @@ class Service:
             num_runs = len(self._live) + len(self._waiting)
             if num_runs >= self.max_live + self.max_waiting:
                 raise Busy(
-                    f"the service has {num_runs} runs; it takes {self.max_live} at a time, and "
+                    f"the service has {counted(num_runs, 'run')}; it takes {self.max_live} at a time, and "
                     f"{self.max_waiting} may wait",
                     hint="Try again when some of them have ended.",
                 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from manyhands.errors import counted
 from manyhands.evaluation.statistics import Difference, difference
 from manyhands.evaluation.summary import CurvePoint, Summary, is_sequential
 
@@ -103,9 +104,9 @@ def _losses_of_value(baseline: Summary, other: Summary) -> list[Loss]:
             if paired is None or not paired.is_loss:
                 continue
             kind = "paired"
-            how = f"on the same samples it wins {paired.wins} times and loses {paired.losses} times"
+            how = f"on the same samples it wins {counted(paired.wins, 'time')} and loses {counted(paired.losses, 'time')}"
         sentence = (
-            f"At {budget} forward passes {other.label} has {_value(point)} and "
+            f"At {counted(budget, 'forward pass')} {other.label} has {_value(point)} and "
             f"{baseline.label} {_value(reference)}; {how}."
         )
         found.append(Loss(other.label, kind, sentence))
@@ -134,7 +135,7 @@ def _losses_of_cost(baseline: Summary, other: Summary) -> list[Loss]:
     if not more:
         return []
     sentence = (
-        f"At {point.budget} forward passes {other.label} spends {', '.join(more)} of "
+        f"At {counted(point.budget, 'forward pass')} {other.label} spends {', '.join(more)} of "
         f"{baseline.label} per problem, and its value shows no gain for it "
         f"({_signed(paired.interval.mean)}, 95 % {_signed(paired.interval.low)} to "
         f"{_signed(paired.interval.high)})."

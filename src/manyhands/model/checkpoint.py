@@ -18,6 +18,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError, safe_open
 
+from manyhands.errors import counted
 from manyhands.hub import (
     ADAPTER_FILES,
     check_readable,
@@ -126,7 +127,7 @@ def check_dtypes(name: str, headers: dict[str, TensorHeader]) -> None:
         key = min(packed)
         raise damaged(
             name,
-            f"{len(packed)} tensors of numbers that are not floating-point ones ({key}: {packed[key]}), "
+            f"{counted(len(packed), 'tensor')} of numbers that are not floating-point ones ({key}: {packed[key]}), "
             f"and its config.json has no quantization_config that says what they mean",
         )
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from manyhands.attention.attend import QueryScale
 from manyhands.cache.states import FORKING
-from manyhands.errors import UnsupportedModel
+from manyhands.errors import UnsupportedModel, counted
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def reject(config: Any) -> None:
         # Releases of transformers differ in which of these numbers they take.
         name = getattr(config, "name_or_path", "") or config.model_type
         raise UnsupportedModel(
-            f"the configuration of {name!r} makes no network: {_SHARING} is {shared}, of {count} layers",
+            f"the configuration of {name!r} makes no network: {_SHARING} is {shared}, of {counted(count, 'layer')}",
             hint="download config.json again, or repair it",
         )
 

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from manyhands.errors import InvalidRequest
+from manyhands.errors import InvalidRequest, counted
 from manyhands.model import kernels
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.experts import are_fused, fuse_experts, hand_over, let_sums_add_experts
@@ -96,8 +96,8 @@ class FuseReport:
         parts += [f"{self.skinny} products for few tokens"] * (self.skinny > 0)
         parts += [f"{self.experts} stacks of experts"] * (self.experts > 0)
         parts += [f"{self.routers} routers"] * (self.routers > 0)
-        parts += [f"{self.halves} weights laid out in float16"] * (self.halves > 0)
-        parts += [f"{self.blocks} weights laid out in float32"] * (self.blocks > 0)
+        parts += [f"{counted(self.halves, 'weight')} laid out in float16"] * (self.halves > 0)
+        parts += [f"{counted(self.blocks, 'weight')} laid out in float32"] * (self.blocks > 0)
         made = ", ".join(parts + ["rotation bypassed"] * self.rotation) + f" ({self.kernels})"
         return "; ".join((made, *self.left))
 

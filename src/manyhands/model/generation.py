@@ -61,6 +61,8 @@ def own_choice(model: str) -> Choice | None:
         for name, value in given.items():
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise InvalidRequest(f"{name} is {value!r}; expected a number")
+        if given.get("top_k") == -1:  # all tokens, in files that were written for vLLM or llama.cpp
+            given["top_k"] = 0
         choice = Choice(**{"temperature": 1.0, **given})
     except InvalidRequest as error:
         raise _unusable(model, error) from error

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from manyhands.errors import InvalidRequest, UnsupportedModel
+from manyhands.errors import InvalidRequest, UnsupportedModel, counted
 
 _LAST_PRODUCTS = ("self_attn.o_proj", "mlp.down_proj")
 
@@ -30,7 +30,7 @@ def grown(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     before = int(config.num_hidden_layers)
     if layers < before:
         raise InvalidRequest(
-            f"the model has {before} layers and shall grow to {layers}",
+            f"the model has {counted(before, 'layer')} and shall grow to {layers}",
             hint=f"Give {before} or more.",
         )
     _check_layers(model)

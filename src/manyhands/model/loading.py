@@ -29,6 +29,7 @@ from manyhands.errors import (
     InvalidRequest,
     ModelNotFound,
     UnsupportedModel,
+    counted,
 )
 from manyhands.hub import (
     damaged,
@@ -500,7 +501,7 @@ def _without_a_place(name: str, unknown: Any) -> list[str]:
     if not unknown:
         return []
     return [
-        f"the checkpoint of {name!r} has {len(unknown)} tensors that its network has no place for, and "
+        f"the checkpoint of {name!r} has {counted(len(unknown), 'tensor')} that its network has no place for, and "
         f"they are left out: {_some(unknown)}"
     ]
 

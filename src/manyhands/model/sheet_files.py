@@ -46,7 +46,7 @@ import torch
 from torch import Tensor
 
 from manyhands.cache.sheets import ShelfCounts
-from manyhands.errors import OutputFailed, place_or_room
+from manyhands.errors import OutputFailed, counted, place_or_room
 from manyhands.model.host_buffers import HostBuffers, at_once
 from manyhands.model.landings import Landing, Landings, SheetPart, checksum
 
@@ -346,7 +346,7 @@ class SheetFiles:
         with path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             if size < _HEADER:
-                raise ValueError(f"it has {size} bytes")
+                raise ValueError(f"it has {counted(size, 'byte')}")
             if size > self._size + _MUCH_TOO_LONG:
                 raise ValueError(f"it has {size} bytes; expected about {self._size}")
             content = self.buffers.take(size)
@@ -355,7 +355,7 @@ class SheetFiles:
                 while left and (num_read := file.readinto(left[:_AT_ONCE])):
                     left = left[num_read:]
                 if left:
-                    raise ValueError(f"it ends {len(left)} bytes early")
+                    raise ValueError(f"it ends {counted(len(left), 'byte')} early")
             except BaseException:
                 self.buffers.give_back(content)
                 raise

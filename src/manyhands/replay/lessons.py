@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
-from manyhands.errors import InvalidRequest
+from manyhands.errors import InvalidRequest, counted
 from manyhands.replay.forward import Replay, merge_trace
 from manyhands.replay.merged import merge_passes, side_by_side
 from manyhands.replay.simulate import Lesson
@@ -52,7 +52,7 @@ class Recorded:
         self.lessons = [lesson for lesson in found if lesson.weights.any()]
         if not self.lessons:
             raise InvalidRequest(
-                f"{len(found)} recorded runs were given to learn from, and in none of them a writer wrote a token "
+                f"in none of {counted(len(found), 'recorded run')} to learn from a writer wrote a token "
                 "that counts",
                 hint="Give runs with a score above 0, whose rows name their writers: Row(view, feed, writer=name).",
             )

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -30,7 +31,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from manyhands.errors import InvalidRequest
+from manyhands.errors import InvalidRequest, OutputFailed, counted
 from manyhands.hub import CHECKPOINT_FILE
 from manyhands.model.adapter import ModelAdapter
 from manyhands.replay.forward import fits_kernels
@@ -49,6 +50,9 @@ LOG_LINES = Format(
     hint_of_first="choose another --out; the log of your own training may be removed: it goes on from its checkpoint",
 )
 _SECONDS_BETWEEN_REPORTS = 2.0
+_SECONDS_UNTIL_KEPT = (
+    60.0  # from a checkpoint that found no room to the next, if that would come later
+)
 
 
 @dataclass(frozen=True)
@@ -138,27 +142,56 @@ class Training:
         by_time = self.seconds / 60 / self.settings.minutes if self.settings.minutes else 0.0
         return min(1.0, max(by_steps, by_time))
 
+    @property
+    def checkpoint_bytes(self) -> int:
+        """The size of a checkpoint, without a few kilobytes of names."""
+        learned = [p for p in self.adapter.model.parameters() if p.requires_grad]
+        # Weights that are tied have two names and are written once.
+        weights = {w.data_ptr(): w.nbytes for w in trained(self.adapter.model).values()}
+        return sum(weights.values()) + 2 * sum(p.nbytes for p in learned)
+
+    @property
+    def free_bytes(self) -> int:
+        """The room for a checkpoint, which lies beside the old one until it is whole."""
+        return shutil.disk_usage(self.folder).free
+
     def run(
-        self, report: Callable[[Progress], None] = lambda _: None, *, pause: float = 0.0
+        self,
+        report: Callable[[Progress], None] = lambda _: None,
+        *,
+        pause: float = 0.0,
+        unkept: Callable[[OSError], None] | None = None,
     ) -> None:
         """Train to the end. Interrupted or failing, it leaves a checkpoint of the last whole step.
 
-        `pause`: minutes after which it stops for now, with a checkpoint (0: never). Raises InvalidRequest if
+        `pause`: minutes after which it stops for now, with a checkpoint (0: never). With `unkept`, a checkpoint that cannot
+        be written does not end the training: the error is told there, the older one stays, and another is tried
+        a minute later. Behind the last step only the model is left to save, so that is told as well. The system's error is
+        raised for the last checkpoint of a training that is to go on, and without `unkept` for every one. Raises InvalidRequest if
         another training writes to the same folder, OutputFailed if its log cannot be written.
         """
         until = time.monotonic() + 60 * pause if pause else float("inf")
         if self.rank:
-            self._run(None, report, until)
+            self._run(None, report, until, unkept)
             return
         # Lines that a power cut may take from the log are not worth waiting for the disk.
         with LineFile(self.log, LOG_LINES, sync=False) as log:
             log.resume()
             log.keep(lambda line: line["step"] <= self.step)  # later steps are made again
-            self._run(log, report, until)
+            self._run(log, report, until, unkept)
 
-    def _run(self, log: LineFile | None, report: Callable[[Progress], None], until: float) -> None:
+    def _run(
+        self,
+        log: LineFile | None,
+        report: Callable[[Progress], None],
+        until: float,
+        unkept: Callable[[OSError], None] | None,
+    ) -> None:
         began = time.monotonic() - self.seconds
-        saved = told = time.monotonic()
+        told = time.monotonic()
+        between = 60 * self.settings.checkpoint_minutes
+        due = told + between
+        unlogged: list[dict[str, Any]] = []  # lines for which there was no room
         batches = self._load()
         precision = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high")  # TF32 on a GPU: enough for gradients
@@ -172,15 +205,19 @@ class Training:
                     progress = self._progress(learned)
                     told = time.monotonic()
                     if is_logged and log is not None:
-                        log.append(asdict(progress))
+                        unlogged.append(asdict(progress))
+                        self._log(log, unlogged, may_wait=unkept is not None)
                     report(progress)
-                if time.monotonic() - saved > 60 * self.settings.checkpoint_minutes:
-                    self.save()
-                    saved = time.monotonic()
+                if time.monotonic() > due:
+                    is_kept = self._keep(unkept)
+                    wait = between if is_kept else min(between, _SECONDS_UNTIL_KEPT)
+                    due = time.monotonic() + wait
+            if log is not None:
+                self._log(log, unlogged, may_wait=False)
         finally:
             torch.set_float32_matmul_precision(precision)
             try:
-                self.save()
+                self._keep(unkept if self.done >= 1 else None)
             finally:
                 batches.close()  # its processes do not hear SIGTERM, by which Python would end them
 
@@ -247,6 +284,27 @@ class Training:
         model, optimizer = trained(self.adapter.model), self.optimizer.state_dict()
         self._write({"model": model, "optimizer": optimizer})
 
+    def _log(self, log: LineFile, lines: list[dict[str, Any]], *, may_wait: bool) -> None:
+        """Add lines to the log; those that find no room wait for the next ones."""
+        try:
+            log.append(*lines)
+        except OutputFailed:
+            if not may_wait:
+                raise
+        else:
+            lines.clear()
+
+    def _keep(self, unkept: Callable[[OSError], None] | None) -> bool:
+        """Write the checkpoint, or tell that it cannot be."""
+        try:
+            self.save()
+        except OSError as error:
+            if unkept is None:
+                raise
+            unkept(error)
+            return False
+        return True
+
     def end(self) -> None:
         """Leave nothing of the checkpoint but how far the training came: its model was saved elsewhere."""
         self.has_ended = True
@@ -279,7 +337,7 @@ class Training:
             self.has_ended = True
             if self.done < 1:
                 raise InvalidRequest(
-                    f"the training in {self.folder} has ended after {self.step} steps, and what it would need to go on "
+                    f"the training in {self.folder} has ended after {counted(self.step, 'step')}, and what it would need to go on "
                     "is gone",
                     hint="begin another, elsewhere, that starts from its model",
                 )

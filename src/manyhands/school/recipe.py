@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
-from manyhands.errors import InvalidRequest, ModelNotFound
+from manyhands.errors import InvalidRequest, ModelNotFound, counted
 from manyhands.model.settings import DTYPES
 from manyhands.prompts.load import TABLES, Prompts, model_prompts
 from manyhands.replay.settings import TrainSettings
@@ -250,7 +250,7 @@ class Recipe:
         if not kept:
             best = max(trace.score or 0.0 for _, trace in found)
             raise InvalidRequest(
-                f"none of {len(found)} traces has a score of {table.least_score:g} or more; the best has {best:g}",
+                f"none of {counted(len(found), 'trace')} has a score of {table.least_score:g} or more; the best has {best:g}",
                 hint="lower least_score in [traces], or record better runs",
             )
         return kept

@@ -289,17 +289,17 @@ class _Spelled:
     """
 
     def __init__(self, text: Text, is_chat: bool, in_front: Sequence[int]) -> None:
-        self._spelling, self._is_chat = Spelling(text, in_front), is_chat
+        self._spelling, self._is_chat = Spelling(text, in_front, is_message=is_chat), is_chat
         self._held: list[SpelledToken] = []
         self._num_certain = 0  # characters of the message
 
     def take(self, event: TokenWritten, *, is_end: bool) -> list[SpelledToken]:
         """The tokens that can be told with this one; `is_end`: it ended the text."""
         if not (self._is_chat and is_end):
-            self._held.append(self._spelling.take(event.token, event.logprobs))
+            token = self._spelling.take(event.token, event.logprobs)
+            self._held += [token] if token is not None else []
         self._num_certain += len(event.text)
-        end = self._spelling.num_blanks + self._num_certain
-        told = [each for each in self._held if each.offset < end or not self._is_chat]
+        told = [each for each in self._held if each.offset < self._num_certain or not self._is_chat]
         self._held = self._held[len(told) :]
         return told
 

@@ -13,7 +13,7 @@ import hashlib
 import hmac
 from collections.abc import Iterable
 
-from manyhands.errors import InvalidRequest
+from manyhands.errors import InvalidRequest, counted
 
 ANYBODY = "anybody"  # the owner where there are no keys
 _SHORTEST = 8  # characters of a key
@@ -27,7 +27,7 @@ class Keys:
         for key in found:
             if len(key) < _SHORTEST or not key.isascii() or not key.isprintable() or " " in key:
                 raise InvalidRequest(
-                    f"an API key has {len(key)} characters; expected {_SHORTEST} or more, letters, digits "
+                    f"an API key has {counted(len(key), 'character')}; expected {_SHORTEST} or more, letters, digits "
                     "and signs without blanks",
                     hint="make one: python -c 'import secrets; print(secrets.token_urlsafe(32))'",
                 )

@@ -33,7 +33,7 @@ from manyhands.strategies.events import Event, StepBegun, StepEnded, TokenWritte
 from manyhands.strategies.own_words import own_words, spoken
 from manyhands.strategies.parting import StrandsRun, WorkerStrand
 from manyhands.strategies.settings import AsyncThinkSettings, or_usual
-from manyhands.strategies.strand import SLACK
+from manyhands.strategies.strand import SLACK, STRIPS, TOKENS_ANEW
 from manyhands.strategies.writer import Writer, tokens_behind
 from manyhands.text import Text
 
@@ -246,12 +246,19 @@ class _Run(StrandsRun):
     def reserve(self) -> Reserve:
         """The organiser's text with all results, and so many workers at once as there may be."""
         s = self.settings
-        written = min(s.worker_tokens, s.budget)
-        around = len(self.text.encode(self.prompt.put_in(s.workers, "")))
-        rules = len(self.text.chat_prompt(self.prompt.worker_message("")))
-        main = len(self.prompt_tokens) + s.budget + s.max_forks * (written + around + SLACK)
-        at_work = min(s.workers, s.max_forks) * (rules + s.budget + written + SLACK)
-        return self.bound(main + at_work, 4 * s.workers + 16, 1 + s.workers)
+        forks = min(s.max_forks, s.budget)
+        at_once, written = min(s.workers, forks), min(s.worker_tokens, s.budget)
+        around = len(self.text.encode(self.prompt.put_in(s.workers, ""))) + SLACK
+        results = min(forks * written, at_once * s.budget) * TOKENS_ANEW
+        own = len(self.prompt_tokens) + s.budget + forks * around + results
+        rules = len(self.text.chat_prompt(self.prompt.worker_message(""))) + SLACK
+        at_work = (
+            at_once * (rules + written) + s.budget * TOKENS_ANEW
+        )  # sub-queries are the organiser's words
+        if self.context is not None:
+            at_work = min(at_work, at_once * self.context)
+        main = self.bound(own, STRIPS + 8)
+        return Reserve(main.num_tokens + at_work, main.num_blocks + STRIPS * at_once)
 
     def num_written(self) -> tuple[int, ...]:
         """By the organiser, then by each worker."""

@@ -41,10 +41,10 @@ from manyhands.strategies.events import (
     TokenWritten,
 )
 from manyhands.strategies.own_words import own_words, spoken
-from manyhands.strategies.parting import ForkRun, WorkerStrand
+from manyhands.strategies.parting import ForkRun, WorkerStrand, most_of_parts
 from manyhands.strategies.scene import Scene, Stretch, scene_of
 from manyhands.strategies.settings import BranchSettings, or_usual
-from manyhands.strategies.strand import SLACK
+from manyhands.strategies.strand import SLACK, STRIPS, TOKENS_ANEW
 from manyhands.strategies.writer import Writer, tokens_behind
 from manyhands.text import Text
 from manyhands.text.markers import MarkEraser, MarkerProfile, TitleReader
@@ -387,12 +387,25 @@ class _Run(ForkRun[_Branch]):
         return held + (pending if self.reader is None else self.reader.words)
 
     def reserve(self) -> Reserve:
-        """The most that can be in memory at once: all text, and one block of branches twice (`reencode`)."""
+        """The most that can be in memory at once: all text, and of a snapshot one block of branches twice (`reencode`)."""
         s = self.settings
-        title = len(self.between) + s.title_tokens + SLACK
-        branches = s.max_branches * (min(s.branch_tokens, s.budget) + title)
-        num_tokens = len(self.prompt_tokens) + s.budget + (s.max_blocks + 1) * branches
-        return self.bound(num_tokens, 4 * s.max_branches * (s.max_blocks + 1) + 8)
+        at_once, blocks = min(s.max_branches, s.budget), min(s.max_blocks, s.budget)
+        parts = min(at_once * blocks, s.budget)
+        num_tokens = len(self.prompt_tokens) + s.budget + blocks * (len(self.after) + SLACK)
+        num_tokens += at_once * len(self.between) + self._num_in_branches(parts)
+        num_blocks = STRIPS * (at_once + blocks) + 8
+        if s.join != "reencode":
+            num_blocks += 2 * parts
+        elif s.snapshots:
+            num_tokens += self._num_in_branches(min(at_once, parts))
+        return self.bound(num_tokens, num_blocks)
+
+    def _num_in_branches(self, parts: int) -> int:
+        """The most tokens of so many branches, titles included."""
+        s = self.settings
+        opening = len(self.text.encode(self.profile.title(""))) + SLACK
+        titles = min(s.budget, parts * s.title_tokens) * TOKENS_ANEW
+        return titles + most_of_parts(s.budget, parts, s.max_branches, s.branch_tokens, opening)
 
     def num_written(self) -> tuple[int, ...]:
         """By the strand, then by each branch."""

@@ -240,10 +240,10 @@ class BudgetedRun(CountedRun):
         """The tokens that can be in memory at once, before the first pass: here, a budget for every writer."""
         fed = sum(len(row.feed) for row in self.opening)
         written = sum(len(writer.feed) + self.settings.budget for writer in self.writers)
-        return self.bound(fed + written, 8 * len(self.writers) + 8, len(self.writers))
+        return self.bound(fed + written, 6 * len(self.writers) + 4, len(self.writers))
 
     def bound(self, num_tokens: int, num_blocks: int, num_texts: int = 1) -> Reserve:
-        """Room for so much text, and for the endings of so many texts twice: a snapshot's, the last.
+        """Room for so much text, and for an ending of each of so many texts: a snapshot's is gone before the next begins.
 
         No text outgrows the context; text that is encoded anew needs its room once more.
         """
@@ -251,7 +251,7 @@ class BudgetedRun(CountedRun):
             num_tokens = min(num_tokens, num_texts * 2 * self.context)
         if self.settings.end.reencode:
             num_tokens *= 2
-        return Reserve(num_tokens + 2 * num_texts * self.ending_tokens, num_blocks)
+        return Reserve(num_tokens + num_texts * self.ending_tokens, num_blocks)
 
     def record(
         self,

@@ -38,6 +38,7 @@ from manyhands.cache.block import Block
 from manyhands.cache.layouts import HEADERS, LAYOUTS, MOVES, Cast, everything
 from manyhands.cache.step import Row
 from manyhands.cache.view import Beginning, View
+from manyhands.errors import counted
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.schema.conversation import Conversation, conversation_of
 from manyhands.strategies.base import Reserve, Strategy, Work
@@ -513,7 +514,7 @@ class _Team(BudgetedRun):
         room = None if self.context is None else self.context - self.ending_tokens
         if room is not None and self._num_read() + num_tokens > room:
             left = max(0, room - self._num_read())
-            return f"it has {num_tokens} tokens, and the model's context has room for {left} more"
+            return f"it has {counted(num_tokens, 'token')}, and the model's context has room for {left} more"
         return ""
 
     def _reason_against_worker(self, item: PauseWorker | ResumeWorker | DismissWorker) -> str:
@@ -658,7 +659,8 @@ class _Team(BudgetedRun):
     def reserve(self) -> Reserve:
         """Room for a long run with short steps; what exceeds it may still find free pages."""
         settings = self.settings
-        steps = settings.budget // _SHORTEST_USUAL_STEP + 1
+        # Besides those of usual length, one that was short and one that has just begun.
+        steps = settings.budget // _SHORTEST_USUAL_STEP + 2
         prefix = max(len(self._prefix_tokens(i, check=False)) for i in range(settings.workers))
         written = settings.workers * (settings.budget + steps * (prefix + 2))
         headers = sum(

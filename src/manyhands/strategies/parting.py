@@ -28,6 +28,27 @@ from manyhands.strategies.strand import SLACK, SideStrand, Strand, StrandRun
 from manyhands.strategies.writer import Writer
 
 
+def most_of_parts(budget: int, parts: int, at_once: int, tokens: int, opening: int) -> int:
+    """The most tokens that parts can bring within a budget: what they write, and the words by which each is opened.
+
+    There are at most so many `parts` of so many `tokens` each besides the `opening`; so many of them write `at_once`.
+    A token of the main strand names a part at most, so of n parts the budget leaves room for budget - n passes: many
+    parts write little.
+    """
+    most = max(1, min(parts, budget))
+
+    def of(number: int) -> int:
+        number = max(1, min(number, most))
+        in_passes = min(number, at_once) * max(0, budget - number)
+        return number * opening + min(number * tokens, in_passes)
+
+    # Between these numbers of parts it grows or falls steadily: where one more does not write at once, where openings
+    # and passes together are most, and where the parts' own bound meets the passes that are left.
+    meet = at_once * budget // (tokens + at_once)
+    corners = at_once, (budget + opening) // 2, budget - tokens, meet, most
+    return max(of(corner + more) for corner in corners for more in (0, 1))
+
+
 class WorkerStrand(SideStrand):
     """A side strand of a worker of its own.
 

@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from manyhands.cache.step import Choice, Row
 from manyhands.cache.view import Item
+from manyhands.errors import counted
 from manyhands.prompts.profiled import ProfilePrompt
 from manyhands.prompts.template import put
 from manyhands.schema.conversation import Conversation, conversation_of
@@ -38,7 +39,7 @@ from manyhands.strategies.own_words import own_words, spoken
 from manyhands.strategies.parting import ForkRun, WorkerStrand
 from manyhands.strategies.profiles import PROFILES
 from manyhands.strategies.settings import ProfileSettings, or_usual
-from manyhands.strategies.strand import SLACK
+from manyhands.strategies.strand import SLACK, STRIPS
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text
 
@@ -129,11 +130,11 @@ class _Run(ForkRun[Part]):
             most = f"{profile.name} forks {profile.max_levels} deep at most"
             return f"the fork is {level} deep, and {most}"
         if self.num_forks >= profile.max_forks:
-            return f"a run of {profile.name} forks {profile.max_forks} times at most"
+            return f"a run of {profile.name} forks {counted(profile.max_forks, 'time')} at most"
         if left < least:
-            return f"{left} forward passes are left, and {profile.name} forks with {least} or more"
+            return f"the run has {counted(left, 'forward pass')} left, and {profile.name} forks with {least} or more"
         if self.num_chosen + num_writing > self.most_tokens:
-            return f"{num_writing} workers would write more than the {self.most_tokens} tokens of the run"
+            return f"{counted(num_writing, 'worker')} would write more than the {counted(self.most_tokens, 'token')} of the run"
         return ""
 
     # -- the parts ---------------------------------------------------------------------------------
@@ -284,14 +285,16 @@ class _Run(ForkRun[Part]):
         return joined_text(self.team, self.joining) if self.team else super().unsaid()
 
     def reserve(self) -> Reserve:
-        """All text: the main strand's, and that of the parts twice, for they may be encoded again."""
-        budget, profile = self.settings.budget, self.profile
-        forks = min(profile.max_forks, budget)
-        num_parts = min(self.most_parts * forks, self.most_tokens)  # each chooses a token
-        headers = num_parts * (len(self.text.markup(profile.header)) + SLACK)
-        parts = 2 * (self.most_tokens + headers)
-        num_tokens = len(self.prompt_tokens) + budget + 2 * forks * len(self.after) + parts
-        return self.bound(num_tokens, 4 * (num_parts + forks) + 8)
+        """All text; of a snapshot, and where some of a part is left out of its join, that of the parts twice."""
+        s, profile = self.settings, self.profile
+        forks = min(profile.max_forks, s.budget)
+        parts = min(self.most_parts * forks, self.most_tokens)  # each chooses a token
+        around = len(self.text.markup(profile.header + profile.missing_end + profile.end)) + SLACK
+        written = self.most_tokens + parts * around
+        num_tokens = len(self.prompt_tokens) + forks * (len(self.after) + SLACK) + written
+        if s.snapshots or profile.lead:
+            num_tokens += written
+        return self.bound(num_tokens, STRIPS * (parts + forks) + 8)
 
     def num_written(self) -> tuple[int, ...]:
         """By the main strand, then by each part."""

@@ -418,11 +418,11 @@ def _told(url: str, told: Completion, text: Text | None) -> list[SpelledToken] |
     if url == PLAIN:
         in_front = () if told.echoed else told.in_front
         return spelled_tokens(text, (*told.echoed, *told.logprobs), in_front)
-    spelling = Spelling(text)
+    spelling = Spelling(text, is_message=True)
     of_reply = told.logprobs[told.thinking_tokens : len(told.tokens)]
     found = [spelling.take(token, logprobs) for token, logprobs in of_reply]
-    end = spelling.num_blanks + len(told.text)  # a stop text is no part of the message
-    return [token for token in found if token.offset < end]
+    end = len(told.text)  # a stop text is no part of the message
+    return [token for token in found if token is not None and token.offset < end]
 
 
 def spelled_tokens(
@@ -430,32 +430,55 @@ def spelled_tokens(
 ) -> list[SpelledToken]:
     """Tokens and what was told of them, as an answer tells it; see `Spelling`."""
     spelling = Spelling(text, in_front)
-    return [spelling.take(token, logprobs) for token, logprobs in told]
+    found = [spelling.take(token, logprobs) for token, logprobs in told]
+    return [token for token in found if token is not None]
 
 
 class Spelling:
     """Spells the tokens of one text one after another: each begins at the character at which the ones before it end.
 
-    `num_blanks` are those with which the text begins. It goes on from the tokens `in_front`, if there are any.
+    It goes on from the tokens `in_front`, if there are any. A message begins with its first word (`Prompt.chat`): tokens of
+    nothing but blanks before that are no part of it, and the first word's token and the likeliest in its place are told
+    without theirs. So the tokens of a message, put together, are its text.
     """
 
-    def __init__(self, text: Text, in_front: Sequence[int] = ()) -> None:
+    def __init__(
+        self, text: Text, in_front: Sequence[int] = (), *, is_message: bool = False
+    ) -> None:
         self._text, self._decoder = text, StreamDecoder(text)
         for token in in_front:
             self._decoder.push(token)
-        self._offset = self.num_blanks = 0
+        self._offset = 0
+        self._has_begun = not is_message
 
-    def take(self, token: int, logprobs: Logprobs | None) -> SpelledToken:
-        """The next token, and what was told of it."""
+    def take(self, token: int, logprobs: Logprobs | None) -> SpelledToken | None:
+        """The next token, and what was told of it; None for one that is no part of a message."""
         text = self._text
         top = [_spelled(text, each, value) for each, value in logprobs.top] if logprobs else []
-        own = None if logprobs is None else logprobs.logprob
-        found = replace(_spelled(text, token, own), top=tuple(top), offset=self._offset)
+        own = _spelled(text, token, None if logprobs is None else logprobs.logprob)
         piece = self._decoder.push(token)
-        if self.num_blanks == self._offset:
-            self.num_blanks += len(piece) - len(piece.lstrip())
+        if not self._has_begun:
+            if own.raw and not _words(own.raw):
+                return None
+            own, top = _from_its_word(own), [_from_its_word(each) for each in top]
+            piece = piece.lstrip()
+            self._has_begun = bool(piece)
+        found = replace(own, top=tuple(top), offset=self._offset)
         self._offset += len(piece)
         return found
+
+
+def _from_its_word(token: SpelledToken) -> SpelledToken:
+    """The token without the blanks in front of its word; one of blanks alone stays as it is."""
+    if not (words := _words(token.raw)):
+        return token
+    raw = words.encode("utf-8", "surrogateescape")
+    return replace(token, text=spelled(raw), raw=raw)
+
+
+def _words(raw: bytes) -> str:
+    """The text of a token from its first word on; bytes of half a character are no blanks."""
+    return raw.decode("utf-8", "surrogateescape").lstrip()
 
 
 def _spelled(text: Text, token: int, logprob: float | None) -> SpelledToken:

@@ -36,10 +36,10 @@ from manyhands.strategies.events import (
     WorkerJoined,
 )
 from manyhands.strategies.own_words import own_words, spoken
-from manyhands.strategies.parting import StrandsRun, WorkerStrand
+from manyhands.strategies.parting import StrandsRun, WorkerStrand, most_of_parts
 from manyhands.strategies.scene import Scene, Stretch, scene_of
 from manyhands.strategies.settings import SkeletonSettings, or_usual
-from manyhands.strategies.strand import SLACK, Strand
+from manyhands.strategies.strand import SLACK, STRIPS, TOKENS_ANEW, Strand
 from manyhands.text import Text
 from manyhands.text.markers import MarkerWatch
 
@@ -282,12 +282,14 @@ class _Run(StrandsRun):
         return scene_of(self.trunk, [thread.strand.stretch() for thread in self.threads])
 
     def reserve(self) -> Reserve:
-        """The most that can be in memory at once: all text, every thread as long as it may become."""
+        """The most that can be in memory at once: all text, with every thread as long as the budget lets it become."""
         s = self.settings
+        outline = min(s.outline_tokens, s.budget)
+        points = min(s.max_points, outline)
         heading = len(self.text.encode(self.prompt.heading(s.max_points, ""))) + SLACK
-        threads = s.max_points * (min(s.thread_tokens, s.budget) + heading) + s.outline_tokens
-        num_tokens = len(self.prompt_tokens) + s.budget + len(self.join) + threads
-        return self.bound(num_tokens, 4 * s.max_points + 16)
+        threads = most_of_parts(s.budget, points, s.workers or points, s.thread_tokens, heading)
+        fixed = len(self.prompt_tokens) + len(self.join) + outline * TOKENS_ANEW
+        return self.bound(fixed + s.budget + threads, STRIPS * (points + 1) + 8)
 
     def num_written(self) -> tuple[int, ...]:
         """By the main strand, then by each worker."""

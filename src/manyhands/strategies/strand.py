@@ -47,6 +47,10 @@ from manyhands.text.stops import StopWatch
 MAIN = "writer"  # the main strand's writer
 # A side strand's next token, its line break, and what a token that shares text with a mark may cost more.
 SLACK = 6
+# Of a token that is decoded and encoded again, at most: of a part of a character, whose sign takes three bytes.
+TOKENS_ANEW = 3
+# Pieces of memory in which a strand lies, at most: what is finished, what may be a mark, what is not fed yet.
+STRIPS = 3
 
 
 class Strand:

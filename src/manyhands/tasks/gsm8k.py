@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from manyhands.errors import InvalidRequest
+from manyhands.errors import InvalidRequest, counted
 from manyhands.tasks.arithmetic.problem_list import ask
 from manyhands.tasks.graders import Score, grade_list, grade_number, same_number
 from manyhands.tasks.loading import Dataset, Example, first, load_examples
@@ -72,7 +72,7 @@ class Gsm8kList:
         count = self.options.count or PROBLEMS_PER_LIST
         if len(examples) < count:
             raise InvalidRequest(
-                f"the source has {len(examples)} problems, too few for a list of {count}",
+                f"the source has {counted(len(examples), 'problem')}, too few for a list of {count}",
                 hint=f"ask for lists of at most {len(examples)} (count), or give a larger source",
             )
         Random(f"gsm8k-list/{self.options.seed}").shuffle(examples)

@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from manyhands.errors import InvalidRequest
+from manyhands.errors import InvalidRequest, counted
 from manyhands.tasks.formulae import FormulaGrader, check_installed
 from manyhands.tasks.graders import Score
 from manyhands.tasks.loading import Dataset, Example, first, load_examples
@@ -87,7 +87,9 @@ class Olympiad:
         answers = _entries(answer, kind) if sample.facts["several"] else [answer]
         if len(answers) != len(golds):
             return Score(
-                0.0, answer, f"{len(answers)} answers, expected {len(golds)}: {sample.gold}"
+                0.0,
+                answer,
+                f"{counted(len(answers), 'answer')}, expected {len(golds)}: {sample.gold}",
             )
         tolerances = list(sample.facts["tolerances"])
         tolerances += tolerances[-1:] * (len(golds) - len(tolerances))

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig
 
-from manyhands.errors import ModelNotFound, UnsupportedModel
+from manyhands.errors import ModelNotFound, UnsupportedModel, counted
 from manyhands.hub import damaged
 from manyhands.model.gguf.header import Header
 
@@ -126,7 +126,8 @@ def _check_blocks(header: Header, count: int) -> None:
     blocks = {name.split(".")[1] for name in header.tensors if name.startswith("blk.")}
     if blocks != {str(index) for index in range(len(blocks))} or len(blocks) != count:
         raise damaged(
-            str(header.path), f"tensors of {len(blocks)} layers, and {count} are announced"
+            str(header.path),
+            f"tensors of {counted(len(blocks), 'layer')}, and {count} are announced",
         )
 
 

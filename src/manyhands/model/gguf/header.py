@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
-from manyhands.errors import ModelNotFound, UnsupportedModel
+from manyhands.errors import ModelNotFound, UnsupportedModel, counted
 from manyhands.hub import check_readable, damaged
 
 MAGIC = b"GGUF"
@@ -128,7 +128,9 @@ def _read(path: Path, modified: int, size: int) -> Header:
     try:
         with path.open("rb") as file:
             if size < 24:
-                raise _damage(path, f"{size} bytes, less than the beginning of a GGUF file")
+                raise _damage(
+                    path, f"{counted(size, 'byte')}, less than the beginning of a GGUF file"
+                )
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 return _Reader(path, content).header()
     except OSError as error:

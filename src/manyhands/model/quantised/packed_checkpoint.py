@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
-from manyhands.errors import UnsupportedModel
+from manyhands.errors import UnsupportedModel, counted
 from manyhands.hub import damaged, in_short, incomplete
 from manyhands.model.checkpoint import PLAIN_DTYPES, TensorHeader, weights_files, weights_folder
 from manyhands.model.devices import too_small
@@ -294,7 +294,9 @@ def _check_empty(tensors: _Tensors) -> None:
     tensors.drop(key for key in list(tensors.left) if key.endswith(_NOT_NEEDED))
     if tensors.left:
         some = ", ".join(sorted(tensors.left)[:3])
-        raise damaged(tensors.name, f"{len(tensors.left)} weights without a place: {some}")
+        raise damaged(
+            tensors.name, f"{counted(len(tensors.left), 'weight')} without a place: {some}"
+        )
 
 
 def _linear(model: nn.Module, name: str) -> nn.Linear:

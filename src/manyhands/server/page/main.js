@@ -318,7 +318,7 @@ class Page {
     if (this.cache !== null) say(stats.cache.value, `${(100 * this.cache).toFixed(this.cache < 0.1 ? 1 : 0)} %`);
     const condition = run.conditionAt(moment);
     const waits = ["waits for memory", "left memory"].includes(condition);
-    const missed = run.missed ? `${counted(run.missed)} records were missed` : "";
+    const missed = run.missed ? `missed: ${counted(run.missed, "record")}` : "";
     const words = this.trouble || (waits ? condition : missed);
     this.link.hidden = !words;
     say(this.link, words);
@@ -337,7 +337,7 @@ class Page {
     const steps = run.finished.length;
     const words = isOver
       ? answer == null ? "The run has ended." : `The run has ended. The answer is ${brief(answer, 100)}.`
-      : `Pass ${pass}. ${thinking} thinking, ${steps} steps finished.`;
+      : `Pass ${pass}. ${thinking} thinking, ${counted(steps, "step")} finished.`;
     if (isOver) this.told = "over";
     say(at("status"), words);
   }

@@ -78,7 +78,7 @@ class Words {
     if (isNew) shownOf.set(step, [...wordsOf(step), this]);
     const left = this.newest ? 0 : length - (to - from);
     if (this.more.hidden !== left <= 0) this.more.hidden = left <= 0;
-    if (left > 0) say(this.more, `${counted(left)} more characters`);
+    if (left > 0) say(this.more, counted(left, "more character"));
   }
 
   showMore() {
@@ -173,7 +173,7 @@ class Column {
     say(this.state, `${sign} ${REASONS[reason] ?? word}`);
     const tokens = run.tokensAt(worker, at);
     const rate = shown === "thinking" ? run.rateAt(at, worker) : null;
-    say(this.tokens, `${counted(tokens)} token${tokens === 1 ? "" : "s"}${rate ? ` · ${counted(rate)}/s` : ""}`);
+    say(this.tokens, `${counted(tokens, "token")}${rate ? ` · ${counted(rate)}/s` : ""}`);
     this.element.dataset.state = shown;
     const isActive = live && listens && shown !== "done";
     if (this.actions.hidden === isActive) this.actions.hidden = !isActive;
@@ -307,7 +307,7 @@ class History {
     while (items.length > count) items.pop().words.remove();
     const fresh = run.finished.slice(items.length, count);
     for (const step of fresh) this.add(step, at, isNew && fresh.length < 9);
-    say(this.count, `${counted(count)} step${count === 1 ? "" : "s"}`);
+    say(this.count, counted(count, "step"));
     if (this.empty.hidden !== count > 0) this.empty.hidden = count > 0;
   }
 
@@ -399,7 +399,7 @@ class Trunk {
     const tokens = upTo(step.moments, at);
     const isSilent = !textAt(step, at).text.trim() && tokens > 0;
     if (this.note.hidden === isSilent) this.note.hidden = !isSilent;
-    if (isSilent) say(this.note, `${isDone ? "Wrote" : "Writes"} the titles of the parts: ${counted(tokens)} tokens`);
+    if (isSilent) say(this.note, `${isDone ? "Wrote" : "Writes"} the titles of the parts: ${counted(tokens, "token")}`);
     this.element.classList.toggle("open", !isDone);
     this.element.hidden = isDone && !tokens;
     if (this.hasMarks) this.dim();
@@ -476,7 +476,7 @@ class Ending {
     const reason = isOver && run.end.answer?.finish_reason;
     if (isOver && ENDS[reason]) parts.push(ENDS[reason]);
     const moment = run.moments[Math.min(at, run.now)];
-    if (isOver && moment) parts.push(`${counted(moment.pass)} passes`, `${counted(moment.tokens)} tokens`);
+    if (isOver && moment) parts.push(counted(moment.pass, "pass"), counted(moment.tokens, "token"));
     const saved = isOver && run.end.usage?.kv_bytes_saved;
     if (saved > 1e5) parts.push(`sharing spared ${bytes(saved)} of reading`);
     return parts.join(" · ");

@@ -183,7 +183,7 @@ export class Start {
     this.past.hidden = !runs.length;
     this.runs.replaceChildren(
       ...runs.slice(0, 50).map((run) => {
-        const about = [String(run.method ?? "").replaceAll("_", " "), run.status ?? run.state, Number.isFinite(run.passes) ? `${counted(run.passes)} passes` : null];
+        const about = [String(run.method ?? "").replaceAll("_", " "), run.status ?? run.state, Number.isFinite(run.passes) ? counted(run.passes, "pass") : null];
         return make("li", {}, make("a", { href: `#run=${encodeURIComponent(run.id)}` }, make("span", { class: "asked", dir: "auto" }, brief(run.problem || run.id, 120)), make("span", { class: "quiet" }, about.filter(Boolean).map((word) => brief(word, 30)).join(" · "))));
       }),
     );

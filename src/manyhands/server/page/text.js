@@ -48,9 +48,12 @@ export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** 12345 as 12,345, with a thin space instead of the comma. */
-export function counted(number) {
-  return String(Math.round(number)).replace(/\B(?=(\d{3})+$)/g, "\u202f");
+/** 12345 as 12,345, with a thin space instead of the comma; before a noun: "1 pass", "2 passes". */
+export function counted(number, noun = "") {
+  const whole = Math.round(number);
+  const digits = String(whole).replace(/\B(?=(\d{3})+$)/g, "\u202f");
+  if (!noun) return digits;
+  return `${digits} ${noun}${whole === 1 ? "" : noun.endsWith("s") ? "es" : "s"}`;
 }
 
 /** Seconds as 0:07 or 1:02:03. */
