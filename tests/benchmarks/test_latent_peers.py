@@ -20,7 +20,7 @@ pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from benchmarks import latent_peers, latents, layer_tables, situations
 from benchmarks.gate import check_op
-from benchmarks.latent_peers import EXPANDED, LATENT, NAMES, flashmla, in_pieces, ways
+from benchmarks.latent_peers import NAMES, flashmla, in_pieces, ways
 from benchmarks.latents import Heads, lay_out
 from benchmarks.outside_peers import (
     FA3,
@@ -32,6 +32,7 @@ from benchmarks.outside_peers import (
     strips,
     whole,
 )
+from benchmarks.shapes import EXPANDED, LATENT
 from manyhands.cache.view import View
 
 CPU = torch.device("cpu")
