@@ -257,7 +257,7 @@ def test_somebody_elses_file_is_left_alone(batch: Cli, tmp_path: Path, content: 
 def test_answers_that_were_damaged_are_named(
     batch: Cli, tmp_path: Path, change: dict[str, Any], words: str
 ) -> None:
-    """Those without a request ended in a traceback; one without its response counted as an answer."""
+    """A line without a request ended in a traceback; one without its response counted as an answer."""
     given, answers = write(tmp_path / "in", chat("a"), chat("b")), tmp_path / "out"
     assert batch(given, answers).exit_code == 0
     first, second = read(answers)

@@ -157,7 +157,7 @@ def test_an_end_is_allowed_where_the_text_is_whole() -> None:
         ("regex", "[0-9", "regex parse error: unclosed character class"),
         ("json_schema", '{"type": "string", "pattern": "[a"}', "error: unclosed character class"),
         ("lark", "start: missing", "the grammar cannot be followed: "),
-        # what is met by the first mask alone, or by the second
+        # Mistakes that the first mask meets, or the second.
         ("json_schema", '{"$ref": "#"}', "the JSON schema cannot be followed: no text follows it"),
         ("regex", "(a|a)*" * 2000, "cannot be followed: lexer error: too many expressions"),
         ("lark", 'start: "a" start', "cannot be followed: parser error: Too many items"),
