@@ -243,6 +243,32 @@ def test_somebody_elses_file_is_left_alone(batch: Cli, tmp_path: Path, content: 
     assert answers.read_text() == content
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"custom_id": None}, "it does not say which request it is about"),
+        ({"custom_id": 4}, "it does not say which request it is about"),
+        ({"custom_id": None, "error": "no"}, "it does not say which request it is about"),
+        ({"custom_id": None, "error": {}}, "it does not say which request it is about"),
+        ({"custom_id": None, "error": {"line": 1e999}}, "it does not say which request"),
+        ({"response": None}, "it has neither a response nor an error"),
+    ],
+)
+def test_answers_that_were_damaged_are_named(
+    batch: Cli, tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    """A line without a request ended in a traceback; one without its response counted as an answer."""
+    given, answers = write(tmp_path / "in", chat("a"), chat("b")), tmp_path / "out"
+    assert batch(given, answers).exit_code == 0
+    first, second = read(answers)
+    write(answers, first, {**second, **change})
+    before = answers.read_bytes()
+    result = batch(given, answers)
+    assert result.exit_code == 2
+    assert f"line 2 of {str(answers)!r} is not an answer of a batch: {words}" in result.stderr
+    assert answers.read_bytes() == before
+
+
 def test_files_that_cannot_be_used(batch: Cli, tmp_path: Path) -> None:
     given, pipe = write(tmp_path / "in", chat("a")), tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -292,6 +292,19 @@ def test_runs_that_wait_for_each_other_are_told_so() -> None:
     assert granted == "enough"
 
 
+@pytest.mark.parametrize("order", ["keeps first", "takes first"])
+def test_a_run_that_keeps_to_its_bound_is_not_ended_by_one_that_does_not(order: str) -> None:
+    engine = small_engine(memory_tokens=160, overcommit=1.0)
+    strategies = [counting((1,), 90, Reserve(96, 1)), counting((1,), 90, Reserve(4, 1))]
+    runs = [engine.submit(each) for each in strategies[:: 1 if order == "keeps first" else -1]]
+    finish(engine, *runs)
+    keeps, takes = runs[:: 1 if order == "keeps first" else -1]
+    assert len(keeps.events) == 90
+    assert keeps.result().text
+    with pytest.raises(OutOfMemory, match="the run holds 80 tokens and has reserved 16"):
+        takes.result()
+
+
 # -- what goes wrong in one ends that one ----------------------------------------------------------
 
 

@@ -170,12 +170,19 @@ def test_what_cannot_be_judged(tmp_path: Path) -> None:
     assert len(judged_records(RUBRICS["quality"], read_results(path))) == 1
 
 
-def test_a_malformed_vote_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("vote", "said"),
+    [
+        ('{"kind": "vote", "value": "much"}', "it is no vote"),
+        ('{"kind": "vote", "value": 1, "sample": "d1", "repeat": 1e999, "vote": 0}', "infinity"),
+    ],
+)
+def test_a_malformed_vote_is_named(tmp_path: Path, vote: str, said: str) -> None:
     path = write(tmp_path, header("x", method="hogwild"), [record("d1")])
     file = votes_file(path, "quality")
     file.parent.mkdir(parents=True)
-    file.write_text('{"schema": 1, "kind": "header"}\n{"kind": "vote", "value": "much"}\n')
-    with pytest.raises(InvalidRequest, match=r"line 2 of .*: it is no vote"):
+    file.write_text(f'{{"schema": 1, "kind": "header"}}\n{vote}\n')
+    with pytest.raises(InvalidRequest, match=rf"line 2 of .*: .*{said}"):
         with_judgements(read_results(path))
 
 

@@ -819,6 +819,12 @@ def test_a_server_that_ends_waits_for_no_reader_of_a_whole_answer(large: bytes) 
     lazy.close()
 
 
+def forget_forms() -> None:
+    """The next form is read, and by a child that has to be started."""
+    grammar._sandbox.cache_clear()
+    grammar._ACCEPTED.clear()
+
+
 @pytest.mark.parametrize("where", ["child", "library"])
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM])
 def test_what_the_system_gives_no_more_of_is_no_mistake_of_anybody(
@@ -831,7 +837,7 @@ def test_what_the_system_gives_no_more_of_is_no_mistake_of_anybody(
 
     place = (subprocess, "Popen") if where == "child" else (grammar, "_library")
     monkeypatch.setattr(*place, none)
-    grammar._sandbox.cache_clear()
+    forget_forms()
     asked = {**body(), "response_format": {"type": "json_object"}}
     refused = post(slow, asked)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "system_limit")
@@ -862,7 +868,7 @@ def test_limits_of_the_system_are_told_as_such(error: Exception) -> None:
 
 def test_a_server_needs_no_thread_that_it_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request for a form needs a child with one more: 503. All others are answered, and the server ends as ever."""
-    grammar._sandbox.cache_clear()
+    forget_forms()
     begun: list[Any] = []
     popen = subprocess.Popen
 

@@ -12,11 +12,20 @@ from manyhands.cache.step import Choice, Step
 from manyhands.errors import BrokenTrace, InvalidRequest
 from manyhands.prompts import BranchPrompt, TeamPrompt
 from manyhands.schema.plain import to_plain
-from manyhands.strategies.base import Sent, Strategy
+from manyhands.strategies.base import Answer, Sent, Strategy
 from manyhands.strategies.branches import branches
-from manyhands.strategies.events import Event
+from manyhands.strategies.events import (
+    AnswerFound,
+    Event,
+    Snapshot,
+    StepBegun,
+    TokenWritten,
+    WorkerJoined,
+    WorkerStopped,
+)
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.listening import Heard, Listen
+from manyhands.strategies.methods import METHODS
 from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import (
@@ -227,3 +236,58 @@ def test_a_strategy_of_ones_own_is_not_called_damaged(header: dict[str, Any]) ->
     hint = raised.value.hint or ""
     assert "engine.restore(strategy, trace)" in hint
     assert "damaged" not in hint
+
+
+def reporting(*events: Event, names: int) -> Strategy:
+    """A run of a method of one's own with so many names, which reports these events and nothing else."""
+
+    def make(*given: Any, **more: Any) -> Strategy:
+        yield from events
+        return Answer("done")
+
+    known = tuple(f"W{number}" for number in range(names))
+    method = replace(METHODS["hogwild"], name="own", make=make, names=lambda *of: known)
+    return RunSpec(method, TeamSettings(), WORDS).strategy(TEXT)
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        (
+            [TokenWritten(3, 2, 5, "x")],
+            "the worker of a TokenWritten in pass 3 is 2; expected 0 or 1",
+        ),
+        ([StepBegun(1, -1, 1, "")], "the worker of a StepBegun in pass 1 is -1; expected 0 or 1"),
+        ([WorkerJoined(2, 3, "D")], "the worker of a WorkerJoined in pass 2 is 3; expected 2, for"),
+        ([WorkerJoined(2, 1, "B")], "the worker of a WorkerJoined in pass 2 is 1; expected 2, for"),
+        (
+            [WorkerJoined(2, 2, "C"), WorkerStopped(4, 3, "stopped")],
+            "the worker of a WorkerStopped in pass 4 is 3; expected 0 to 2",
+        ),
+    ],
+)
+def test_a_worker_that_has_not_come_is_refused(events: list[Event], said: str) -> None:
+    """The command line ended in a traceback, and a server's stream in the midst: nothing had a name for it."""
+    with pytest.raises(InvalidRequest) as refused:
+        list(reporting(*events, names=2))
+    assert said in str(refused.value)
+
+
+def test_workers_that_come_are_known() -> None:
+    events = [
+        TokenWritten(1, 0, 5, "x"),
+        WorkerJoined(1, 1, "B"),
+        TokenWritten(2, 1, 5, "x"),
+        AnswerFound(2, None, "5"),
+        Snapshot(2, "5"),
+    ]
+    assert list(reporting(*events, names=1)) == events
+
+
+def test_a_method_that_makes_no_strategy_is_refused() -> None:
+    def make(*given: Any, **more: Any) -> Any:
+        return []
+
+    method = replace(METHODS["hogwild"], make=make)
+    with pytest.raises(InvalidRequest, match="a list was given as a strategy"):
+        RunSpec(method, TeamSettings(), WORDS).strategy(TEXT)

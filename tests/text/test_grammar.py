@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import re
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
@@ -17,7 +19,7 @@ from manyhands import bundled
 from manyhands.errors import InvalidRequest, scarcity_of
 from manyhands.sandbox import Failed, Limits, Sandbox
 from manyhands.text import Text
-from manyhands.text.grammar import KINDS, Grammar
+from manyhands.text.grammar import KINDS, Grammar, Matcher
 from tests.text.small_tokenizers import byte_level, sentence_piece
 
 pytest.importorskip("llguidance", reason="the extra `structured` is not installed")
@@ -155,6 +157,10 @@ def test_an_end_is_allowed_where_the_text_is_whole() -> None:
         ("regex", "[0-9", "regex parse error: unclosed character class"),
         ("json_schema", '{"type": "string", "pattern": "[a"}', "error: unclosed character class"),
         ("lark", "start: missing", "the grammar cannot be followed: "),
+        # Mistakes that the first mask meets, or the second.
+        ("json_schema", '{"$ref": "#"}', "the JSON schema cannot be followed: no text follows it"),
+        ("regex", "(a|a)*" * 2000, "cannot be followed: lexer error: too many expressions"),
+        ("lark", 'start: "a" start', "cannot be followed: parser error: Too many items"),
         ("xml", "", "the kind of grammar is 'xml'; expected one of json_schema"),
     ],
 )
@@ -192,8 +198,34 @@ def test_a_grammar_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatc
     assert refused.value.hint == "make it shorter"
 
 
+def test_the_limits_are_those_of_all_that_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a number is read in no time. Its automaton took half a second here, and with another digit nine, beyond all limits."""
+    hasty = Sandbox("manyhands.text.grammar:refusal", Limits(seconds=0.15))
+    monkeypatch.setattr("manyhands.text.grammar._sandbox", lambda process: hasty)
+    multiple = Grammar("json_schema", '{"type": "integer", "multipleOf": 99991}')
+    with hasty:
+        Grammar("json_schema", '{"type": "integer", "multipleOf": 7}').check()
+        with pytest.raises(InvalidRequest, match=r"reading it took over 0\.15 s"):
+            multiple.check()
+
+
+def test_what_was_accepted_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = Mock(run=Mock(return_value=Mock(value=None)))
+    monkeypatch.setattr("manyhands.text.grammar._sandbox", lambda process: child)
+    monkeypatch.setattr("manyhands.text.grammar._ACCEPTED", {})
+    for _ in range(3):
+        Grammar("regex", "accepted").check()
+    assert child.run.call_count == 1
+    child.run.return_value = Mock(value="the regular expression cannot be followed: no")
+    for _ in range(2):
+        with pytest.raises(InvalidRequest):
+            Grammar("regex", "refused").check()
+    assert child.run.call_count == 3
+
+
 def test_a_child_without_threads_is_a_limit_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     """And no mistake in the rules."""
+    monkeypatch.setattr("manyhands.text.grammar._ACCEPTED", {})
     failed = Failed("error", "raised RuntimeError: can't start new thread")
     child = Mock(run=lambda *given: failed)
     monkeypatch.setattr("manyhands.text.grammar._sandbox", lambda process: child)
@@ -224,3 +256,36 @@ def test_a_grammar_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
         Grammar("regex", f"b{number}").matcher(text)
     Grammar("regex", "a+").matcher(text)
     assert compiled.count("a+") == 2, "old ones are let go of"
+
+
+def test_no_text_fails_for_what_others_have_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts share an automaton of at most 250 000 states: after some 60 of these texts there were so many."""
+    made: list[str] = []
+    new_matcher = Grammar.new_matcher
+
+    def counted(self: Grammar, text: Text) -> Matcher:
+        made.append(self.rules)
+        return new_matcher(self, text)
+
+    monkeypatch.setattr(Grammar, "new_matcher", counted)
+    text, grammar = TEXTS["bundled"], Grammar("regex", r"(.|\n)*[a-o0-4](.|\n){40}")
+    most = 8 * len(grammar.matcher(text).mask())
+    words = [token for token in range(most) if token not in text.eos]
+    for seed in range(70):
+        rng, matcher = random.Random(seed), grammar.matcher(text)
+        for _ in range(400):
+            mask, token = matcher.mask(), rng.choice(words)
+            while not mask[token // 8] >> token % 8 & 1:
+                token = rng.choice(words)
+            matcher.take(token)
+    assert len(made) == 2, "they met the limit once"
+
+
+def test_a_model_that_is_let_go_of_takes_its_matchers_along() -> None:
+    text = Text(byte_level())
+    matcher, gone = Grammar("regex", "gone+").matcher(text), weakref.ref(text)
+    del text
+    assert gone() is not None, "control: a text that is written knows its model"
+    del matcher
+    gc.collect()
+    assert gone() is None

@@ -101,6 +101,9 @@ def test_what_is_no_text_is_refused(qwen: Text, wrong: Any) -> None:
     for encode in (qwen.encode, qwen.chat_prompt, qwen.plain_prompt, qwen.markup, qwen.reply):
         with pytest.raises(InvalidRequest, match="was given to be encoded; expected a text"):
             encode(wrong)
+    with pytest.raises(InvalidRequest) as refused:
+        qwen.chat_prompt(Conversation("1 + 2"))  # type: ignore[arg-type]  # as a first method of one's own has it
+    assert "engine.text.conversation(conversation)" in refused.value.hint
 
 
 @pytest.mark.parametrize("wrong", [None, 5, b"x", ["a"], "words"])

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from manyhands.cli.batch_lines import decode_line, error_line, fingerprint
@@ -89,8 +90,9 @@ class Output:
         self.num_failed = 0
         self._file = LineFile(path, ANSWER_LINES, elsewhere="give another output file")
         try:
-            for line in self._file.resume():
+            for number, line in enumerate(self._file.resume(), 1):
                 if self._is_kept(line):
+                    ANSWER_LINES.checked(path, number, partial(_key, line))
                     self._check(line, given)
                     self._note(line)
             self._file.keep(self._is_kept)
@@ -140,6 +142,16 @@ class Output:
 
 
 def _key(line: Line) -> str | int:
-    """By what an answer is found again: the custom_id, or the number of a line that has none."""
-    name = line["custom_id"]
-    return int(line["error"]["line"]) if name is None else str(name)
+    """By what an answer is found again: the custom_id, or the number of a line that has none.
+
+    TypeError for a line that is neither an answer nor an error.
+    """
+    name, error = line["custom_id"], line["error"]
+    if error is None and not isinstance(line.get("response"), dict):
+        raise TypeError("it has neither a response nor an error")
+    if isinstance(name, str):
+        return name
+    place = error.get("line") if isinstance(error, dict) else None
+    if name is not None or not isinstance(place, int):
+        raise TypeError("it does not say which request it is about")
+    return place

@@ -386,7 +386,10 @@ class Scheduler:
         return prompts[:count]
 
     def _answer(self, ready: Sequence[_Ready]) -> None:
-        """One pass for them. Where memory does not suffice, the youngest preemptible run leaves."""
+        """One pass for them. Where memory does not suffice, the youngest preemptible run leaves; if there is none, one that holds
+        more than it has reserved ends.
+        """
+        told: list[Run] = []  # that they hold more
         while ready:
             try:
                 self._pass(ready)
@@ -398,8 +401,17 @@ class Scheduler:
             else:
                 self._tell()
                 return
-            if not isinstance(problem, OutOfMemory) or not self._make_room(ready):
+            if not isinstance(problem, OutOfMemory):
                 break
+            if not self._make_room(ready):
+                beyond = self._beyond_their_bounds(ready, told)
+                if not beyond:
+                    break
+                run, num_held = max(beyond, key=lambda each: each[1])
+                told.append(run)
+                ready = [each for each in ready if each[0] is not run]
+                self._fail(run, _beyond_its_bound(run, num_held, self.pool))
+                self._sweep()
             ready = [each for each in ready if each[0].state is RunState.RUNNING]
         if len(ready) == 1:
             self._fail(ready[0][0], problem)
@@ -412,6 +424,29 @@ class Scheduler:
         for block, size in run.lengths.items():
             self.pool.shorten(block, size)
         run.fail(problem)
+
+    def _beyond_their_bounds(
+        self, ready: Sequence[_Ready], told: Sequence[Run]
+    ) -> list[tuple[Run, int]]:
+        """Runs but those `told` that hold more tokens than they have reserved, and how many.
+
+        None, where none of `ready` keeps to its own bound: a run that does is not to end for one that does not.
+        """
+        size = self.pool.page_size
+        if not any(
+            self._num_held(step) + sum(len(row.feed) for row in step.rows)
+            <= run.reserved_pages * size
+            for run, step in ready
+        ):
+            return []
+        others = [run for run in self._running if run not in told]
+        held = [(run, self._num_held(run.step)) for run in others if run.step is not None]
+        return [(run, num) for run, num in held if num > run.reserved_pages * size]
+
+    def _num_held(self, step: Step) -> int:
+        """Tokens of the blocks that a step reads or writes; what a prefix tree answers for is not counted."""
+        blocks = {block for row in step.rows for block in row.view.blocks}
+        return sum(block.num_tokens for block in blocks if not self.pool.is_kept(block))
 
     def _make_room(self, ready: Sequence[_Ready]) -> bool:
         """Preempt a run. No: there is none, or one of these asks for more than there is at all."""
@@ -594,6 +629,15 @@ def _never_fits(asked: Reserve, pages: int, pool: PagePool) -> OutOfMemory:
         f"and the memory holds {counted(pool.num_slots, 'token')} in {counted(pool.num_pages, 'page')}",
         hint="Lower the budget or the number of workers, or give the engine "
         f"{pages * pool.page_size} memory_tokens.",
+    )
+
+
+def _beyond_its_bound(run: Run, num_held: int, pool: PagePool) -> OutOfMemory:
+    bound = run.reserved_pages * pool.page_size
+    return OutOfMemory(
+        f"the run holds {num_held} tokens and has reserved {bound} with its blocks, and there is no memory left for one "
+        "that keeps to its reservation",
+        hint="Let the strategy yield Reserve with all the tokens that it may hold at a time, before its first step.",
     )
 
 

@@ -82,7 +82,7 @@ class Format:
         """A line as `read` returns it; its complaint, if it has one, names the place."""
         try:
             return read()
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             is_missing = isinstance(error, KeyError)
             reason = f"the field {error} is missing" if is_missing else str(error)
             raise self.malformed(path, number, f"is not {self.line}: {reason}") from error

@@ -12,7 +12,7 @@ that it leaves out has its default, so that traces outlive a new setting.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,8 +20,9 @@ from manyhands.errors import BrokenTrace, InvalidRequest
 from manyhands.prompts.load import TABLES
 from manyhands.schema.conversation import Conversation, Message, conversation_of
 from manyhands.schema.plain import from_plain, to_plain
-from manyhands.schema.setting import check_given
-from manyhands.strategies.base import Strategy
+from manyhands.schema.setting import as_found, check_given
+from manyhands.strategies.base import Answer, Asked, Sent, Strategy, check_generator
+from manyhands.strategies.events import Event, WorkerJoined
 from manyhands.strategies.methods import METHODS, Method
 from manyhands.strategies.settings import Settings
 from manyhands.text import Text
@@ -82,9 +83,11 @@ class RunSpec:
 
     def strategy(self, text: Text) -> Strategy:
         """The strategy at its beginning."""
-        return self.method.make(
+        strategy = self.method.make(
             self.conversation, text, self.settings, self.prompt, context=self.context
         )
+        check_generator(strategy)
+        return _of_known_workers(strategy, len(self.names))
 
     def facts(self) -> dict[str, Any]:
         """The first facts of a run: its method, how many work from the start, layout and seed."""
@@ -125,6 +128,57 @@ class RunSpec:
             _part(header, "earlier", tuple[Message, ...], ()),
             _part(header, "prefill", str, ""),
         )
+
+
+def _of_known_workers(strategy: Strategy, num_workers: int) -> Strategy:
+    """The same strategy, with so many workers from the start.
+
+    InvalidRequest, in the run, for an event of a worker that has not come: whatever tells of a run has no name for it.
+    """
+    advance: Callable[[Any], Asked] = strategy.send
+    value: Sent | Exception = None
+    try:
+        while True:
+            try:
+                asked = advance(value)
+            except StopIteration as end:
+                answer: Answer = end.value
+                return answer
+            if isinstance(asked, Event):
+                worker = getattr(asked, "worker", None)
+                if isinstance(asked, WorkerJoined):
+                    if worker != num_workers:
+                        raise _unknown(asked, worker, num_workers)
+                    num_workers += 1
+                elif worker is not None and worker not in range(num_workers):
+                    raise _unknown(asked, worker, num_workers)
+            sent: Sent = None
+            try:
+                sent = yield asked
+            except Exception as error:  # the strategy's to handle, see `strategies.base`
+                advance, value = strategy.throw, error
+            else:
+                advance, value = strategy.send, sent
+            del asked  # or its views would hold what the strategy lets go of
+    finally:
+        strategy.close()
+
+
+def _unknown(event: Event, worker: object, num_workers: int) -> InvalidRequest:
+    """The complaint about an event of a worker that nothing has named, or that comes out of order."""
+    kind, found = type(event).__name__, as_found(worker)
+    if isinstance(event, WorkerJoined):
+        expected = (
+            f"expected {num_workers}, for workers are numbered in the order in which they come"
+        )
+        hint = "Count those that Method.names has."
+    else:
+        known = "0 or 1" if num_workers == 2 else f"0 to {num_workers - 1}"
+        expected = f"expected {'0' if num_workers == 1 else known}, for no other has come"
+        hint = "Let Method.names name all who are there from the start, and yield WorkerJoined for others."
+    return InvalidRequest(
+        f"the worker of a {kind} in pass {event.forward_pass} is {found}; {expected}", hint=hint
+    )
 
 
 def _part(header: Mapping[str, Any], field: str, kind: Any, unsaid: Any = None) -> Any:

@@ -12,7 +12,11 @@ one word of the grammar and end in another; a rule that it cannot follow exactly
 that ends a turn is allowed where the text so far is whole.
 
 A grammar comes from whoever asks. Reading one may take minutes, and rules that name each other in a long chain overflow the
-stack, which ends the process. So `check` reads it in a child under limits, with an eighth of the usual stack.
+stack, which ends the process. So `check` reads it in a child under limits, with an eighth of the usual stack. It goes as far
+there as it will go here: the automaton is built, and two masks are made, each of which has taken what reading did not.
+
+Copies of a matcher share an automaton, which grows with every text and has a limit. A text that meets this limit goes on with an
+automaton of its own, so that no text fails for what others have written.
 """
 
 from __future__ import annotations
@@ -21,9 +25,9 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from manyhands.errors import InvalidRequest, install_hint, no_thread
@@ -36,8 +40,9 @@ INSTALL_STRUCTURED = install_hint("structured")
 _BLANKS = r"[\x20\x0A\x0D\x09]{1,20}"
 LIMITS = Limits(seconds=3.0, memory_bytes=1 << 30)  # of reading a grammar
 _STACK = 1 << 20  # bytes for reading one in the child; a thread has 8 MiB
-_KEPT = 16  # grammars of one model that stay compiled
-_MATCHERS: weakref.WeakKeyDictionary[Text, dict[Grammar, Matcher]] = weakref.WeakKeyDictionary()
+_KEPT = 16  # grammars that are known to be sound; of one model those that stay compiled
+_MATCHERS: weakref.WeakKeyDictionary[Text, dict[Grammar, Any]] = weakref.WeakKeyDictionary()
+_ACCEPTED: dict[Grammar, None] = {}
 _TOKENIZERS: weakref.WeakKeyDictionary[Text, Any] = weakref.WeakKeyDictionary()
 
 
@@ -60,6 +65,8 @@ class Grammar:
     def check(self) -> None:
         """Raise InvalidRequest if there is no library for it, if the library refuses the rules, or at the limits."""
         _library()
+        if self in _ACCEPTED:
+            return
         outcome = _sandbox(os.getpid()).run(self.kind, self.rules)
         if isinstance(outcome, Failed):
             raise InvalidRequest(
@@ -68,6 +75,8 @@ class Grammar:
             ) from no_thread(outcome.why)
         if outcome.value is not None:
             raise InvalidRequest(outcome.value)
+        _ACCEPTED[self] = None
+        _keep_newest(_ACCEPTED)
 
     def matcher(self, text: Text) -> Matcher:
         """For one text of this model. Raises InvalidRequest for rules that are refused, or a tokenizer without words.
@@ -77,11 +86,19 @@ class Grammar:
         known = _MATCHERS.setdefault(text, {})
         first = known.pop(self, None)
         if first is None:
-            first = Matcher(_library().LLMatcher(_tokenizer(text), self._compiled(), log_level=0))
+            return self.new_matcher(text)
         known[self] = first
-        while len(known) > _KEPT:
-            known.pop(next(iter(known)), None)
-        return first.copy()
+        return Matcher(first.deep_copy(), partial(self.new_matcher, text))
+
+    def new_matcher(self, text: Text) -> Matcher:
+        """The same with an automaton of its own, which those share that are asked for from now on."""
+        known = _MATCHERS.setdefault(text, {})
+        first = _library().LLMatcher(_tokenizer(text), self._compiled(), log_level=0)
+        first.compute_bitmask()  # the first takes longest: here the asker waits, in a pass everybody would
+        found = Matcher(first.deep_copy(), partial(self.new_matcher, text))
+        known[self] = first
+        _keep_newest(known)
+        return found
 
     @property
     def _name(self) -> str:
@@ -114,10 +131,11 @@ def refusal(kind: str, rules: str) -> str | None:
     def read() -> None:
         grammar = Grammar(kind, rules)
         try:
-            refused = _library().LLMatcher.validate_grammar(grammar._compiled())
+            compiled = grammar._compiled()
         except InvalidRequest as error:
             found.append(str(error))
             return
+        refused = _library().LLMatcher.validate_grammar(compiled) or _why_not(compiled)
         said = f"the {grammar._name} cannot be followed: {_in_one_line(refused)}"
         found.append(said if refused else None)
 
@@ -128,6 +146,24 @@ def refusal(kind: str, rules: str) -> str | None:
     return found[0]
 
 
+def _why_not(compiled: str) -> str:
+    """Why no text can begin so, "" if one can: tried with tokens of a byte, since a child has no model's tokenizer."""
+    library = _library()
+    matcher = library.LLMatcher(library.LLTokenizer("byte"), compiled, log_level=0)
+    for _ in range(2):
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        if not mask or matcher.is_stopped():  # an error stops it, too
+            break
+        matcher.consume_token((mask & -mask).bit_length() - 1)
+    error: str = matcher.get_error()
+    return error
+
+
+def _keep_newest(known: dict[Grammar, Any]) -> None:
+    while len(known) > _KEPT:
+        known.pop(next(iter(known)), None)
+
+
 @lru_cache(maxsize=1)
 def _sandbox(process: int) -> Sandbox:
     """The child of this process; a fork of it gets one of its own."""
@@ -135,10 +171,13 @@ def _sandbox(process: int) -> Sandbox:
 
 
 class Matcher:
-    """How far one text has come in its grammar."""
+    """How far one text has come in its grammar. `renew` makes another one, at the beginning, with an automaton of its own."""
 
-    def __init__(self, matcher: Any) -> None:
-        self._matcher = matcher
+    def __init__(
+        self, matcher: Any, renew: Callable[[], Matcher], tokens: Sequence[int] = ()
+    ) -> None:
+        self._matcher, self._renew = matcher, renew
+        self._tokens = list(tokens)  # of the text
         self._raise_error()
 
     @property
@@ -148,18 +187,30 @@ class Matcher:
 
     def copy(self) -> Matcher:
         """Another one that has come as far: a grammar is compiled once for many texts."""
-        return Matcher(self._matcher.deep_copy())
+        return Matcher(self._matcher.deep_copy(), self._renew, self._tokens)
 
     def mask(self) -> bytes:
         """A bit for every token that may come next, the first one in the lowest bit of the first byte."""
         mask: bytes = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            self._come_anew()
+            mask = self._matcher.compute_bitmask()
         self._raise_error()
         return mask
 
     def take(self, token: int) -> None:
         """Go on behind this token. InvalidRequest for one that the mask does not have."""
         self._matcher.consume_token(token)
-        self._raise_error()
+        if self._matcher.is_error():
+            self._come_anew()
+            self._matcher.consume_token(token)
+            self._raise_error()
+        self._tokens.append(token)
+
+    def _come_anew(self) -> None:
+        """Come as far with an automaton that no other text has grown."""
+        self._matcher = self._renew()._matcher
+        self._matcher.consume_tokens(self._tokens)
 
     def _raise_error(self) -> None:
         if self._matcher.is_error():
@@ -199,7 +250,9 @@ def _alternatives(texts: list[str]) -> str:
 
 
 def _in_one_line(message: str) -> str:
-    """A message of the library: its first line, and the reason where that stands below a picture of the place."""
+    """A message of the library: its first line in words, and the reason where that stands below a picture of the place."""
     first, *others = message.strip().splitlines() or [""]
+    if first.startswith("NoExtension"):
+        return "no text follows it"
     reasons = [line.removeprefix("error:") for line in others if line.startswith("error:")]
     return (first + reasons[0] if first.endswith(":") and reasons else first)[:300]

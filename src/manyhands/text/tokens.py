@@ -684,9 +684,11 @@ def _well_formed(text: str) -> str:
     """The text as valid Unicode. Raises InvalidRequest for what is no text."""
     given: object = text
     if not isinstance(given, str):
+        hint = 'Write engine.text.encode("some text").'
+        if isinstance(given, Conversation):
+            hint = "The prompt of a conversation is engine.text.conversation(conversation)."
         raise InvalidRequest(
-            f"a {type(given).__name__} was given to be encoded; expected a text",
-            hint='Write engine.text.encode("some text").',
+            f"a {type(given).__name__} was given to be encoded; expected a text", hint=hint
         )
     return well_formed(text)
 
