@@ -120,7 +120,7 @@ _V2_TINY = {
     **{"qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 12},
 }
 FORMS = (LATENT, EXPANDED)
-ABSORBED = "absorbed"  # what engines call the form of `LATENT`
+ABSORBED = "absorbed"  # the form of `LATENT`, as engines call it
 SPECIALISED, ORDINARY = "specialised", "ordinary"  # tiles
 
 
