@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,6 +92,37 @@ def test_adapters_are_the_seeds(device: str) -> None:
 
     assert torch.equal(first(1), first(1))
     assert not torch.equal(first(1), first(2))
+
+
+def test_threads_take_turns() -> None:
+    """Each draws its own numbers, and the caller's state is what it was."""
+    inside, may_leave = threading.Event(), threading.Event()
+    found: dict[str, torch.Tensor] = {}
+
+    def first() -> None:
+        with seeded(1):
+            inside.set()
+            assert may_leave.wait(10)
+            found["first"] = torch.randn(4)
+
+    def second() -> None:
+        with seeded(2):
+            found["second"] = torch.randn(4)
+
+    before = _states()
+    threads = [threading.Thread(target=each) for each in (first, second)]
+    threads[0].start()
+    assert inside.wait(10)
+    threads[1].start()
+    threads[1].join(0.1)
+    assert threads[1].is_alive(), "it waits"
+    may_leave.set()
+    for thread in threads:
+        thread.join(10)
+    for seed, name in ((1, "first"), (2, "second")):
+        with seeded(seed):
+            assert torch.equal(found[name], torch.randn(4))
+    assert all(torch.equal(*pair) for pair in zip(before, _states(), strict=True))
 
 
 def test_no_line_seeds_every_device() -> None:
