@@ -296,6 +296,18 @@ def test_more_than_a_layer_may_take_stays_as_it_is(
     assert worst(found, want) < FLOAT32
 
 
+def test_a_device_that_is_full_keeps_latents_as_they_are(
+    made: list[LayerStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two pages of 16 latents, and what making them takes once more."""
+    token = expanded_shape(ZOO["deepseek_v2"].args[0]).numbers_per_token * 4
+    for room, num_made in ((2 * 32 * token, LAYERS), (2 * 32 * token - 1, 0)):
+        monkeypatch.setattr(expanded, "room_of_passes", lambda device, room=room: room)
+        made.clear()
+        Pen(engine_of("deepseek_v2")).feed((View([Block()]), 20))
+        assert len(made) == num_made
+
+
 def test_networks_without_latents_are_not_concerned(made: list[LayerStore]) -> None:
     engine = engine_of("llama")
     assert executor_of(engine).passes.expanded is None

@@ -35,7 +35,7 @@ from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.latent import expanded_shape, is_latent
-from manyhands.model.memory import Memory
+from manyhands.model.memory import Memory, free_bytes
 
 # Tokens that a row feeds at least to be a prompt. Expanding a latent takes 2 C (N + Dv) operations a head, and saves a token that
 # reads it 2 ((R + C) + C - (R + N) - Dv): with DeepSeek's C = 512 and N = Dv = 128 as much from 171 tokens on, with the broad
@@ -63,9 +63,12 @@ class ExpandedRows:
 class ExpandedForm:
     """The expanded form of one network: which backend serves it, and which rows of a plan have it."""
 
-    def __init__(self, backend: Backend, shape: LayerShape, dtype: torch.dtype) -> None:
+    def __init__(
+        self, backend: Backend, shape: LayerShape, dtype: torch.dtype, device: torch.device
+    ) -> None:
         """`shape`: the heads of every layer in this form."""
         self.backend = backend
+        self._device = device
         self._shape = shape
         self._token_bytes = shape.numbers_per_token * dtype.itemsize
 
@@ -78,7 +81,7 @@ class ExpandedForm:
         own = _serving(backend, shape, adapter)
         if own is None:
             return None
-        return cls(own, shape, adapter.dtype)
+        return cls(own, shape, adapter.dtype, adapter.device)
 
     def has_prompts(self, plan: Plan) -> bool:
         """Whether this form spares more of a pass than it costs."""
@@ -98,13 +101,14 @@ class ExpandedForm:
         return 0 if isinstance(self.backend, TorchBackend) else MUCH
 
     def rows_of(self, plan: Plan) -> ExpandedRows | None:
-        """The rows of this plan that are prompts; None if there are none, or they read too much."""
+        """The rows of this plan that are prompts; None if there are none, or they read more than there is room for."""
         is_prompt = self._prompts(plan)
         if not is_prompt.any():
             return None
         part, tokens = of_rows(plan, is_prompt.nonzero()[0].tolist())
         part, pages = over_copied_pages(part)
-        if len(pages) * plan.page_size * self._token_bytes > MOST_BYTES:
+        size = len(pages) * plan.page_size * self._token_bytes
+        if size > MOST_BYTES or 2 * size > room_of_passes(self._device):
             return None
         others = None if is_prompt.all() else of_rows(plan, (~is_prompt).nonzero()[0].tolist())
         return ExpandedRows(part, tokens, pages, others)
@@ -171,6 +175,14 @@ class AttendingInForms:
         both.index_copy_(0, expanded.tokens, out)
         both.index_copy_(0, absorbed.tokens, forms.values(absorbed.attend(store, theirs, call)))
         return both
+
+
+def room_of_passes(device: torch.device) -> float:
+    """Bytes that a pass may take: on a GPU what is free, and what torch holds and does not use."""
+    if device.type != "cuda":
+        return float("inf")  # as for all else that passes take there
+    idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free_bytes(device) + idle
 
 
 def expanded_store(store: LayerStore, slots: Tensor, forms: LatentForms) -> LayerStore:
