@@ -412,6 +412,7 @@ def test_kernels_of_prompts_are_loaded_ahead(monkeypatch: pytest.MonkeyPatch) ->
     usual = form.backend.attend
 
     def noted(store: Any, q: Tensor, prepared: Any, call: Any) -> Tensor:
+        assert len(store.keys) < len(q) + engine.pool.page_size, "no page more than it fills"
         lengths.append(len(q))
         out: Tensor = usual(store, q, prepared, call)
         return out
@@ -421,3 +422,7 @@ def test_kernels_of_prompts_are_loaded_ahead(monkeypatch: pytest.MonkeyPatch) ->
     passes.expanded = form
     passes.record_ahead(engine.pool.page_size, lambda done, whole: None)
     assert lengths[-2:] == [5, 40], "behind those that are compiled at once, on a GPU"
+    monkeypatch.setattr(expanded, "room_of_passes", lambda device: 0)
+    lengths.clear()
+    form.load(executor.memory, engine.pool.page_size)
+    assert not lengths

@@ -115,12 +115,17 @@ class ExpandedForm:
 
     @torch.inference_mode()
     def load(self, memory: Memory, page_size: int) -> None:
-        """Launch its kernels for prompts of nothing, so that none is compiled or loaded when the first prompt comes."""
+        """Launch its kernels for prompts of nothing, so that none is compiled or loaded when the first prompt comes.
+
+        A device without room for such a prompt lacks the kernels, too, until one comes.
+        """
         shape, rope = self._shape, memory.stores[0].rope
         for count in _LOADED:
-            planner = Planner(PagePool(count + page_size, page_size))
-            plan = planner.plan(Step([Row(View([Block()]), (0,) * count)]))
-            slots = planner.pool.num_slots
+            pool = PagePool(-(-count // page_size), page_size)
+            slots = pool.num_slots
+            if 2 * slots * self._token_bytes > room_of_passes(self._device):
+                continue
+            plan = Planner(pool).plan(Step([Row(View([Block()]), (0,) * count)]))
             room = memory.stores[0].keys
             store = LayerStore(
                 room.new_zeros(slots, shape.num_kv_heads, shape.head_dim),
