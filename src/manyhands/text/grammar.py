@@ -94,7 +94,7 @@ class Grammar:
         """The same with an automaton of its own, which those share that are asked for from now on."""
         known = _MATCHERS.setdefault(text, {})
         first = _library().LLMatcher(_tokenizer(text), self._compiled(), log_level=0)
-        first.compute_bitmask()  # the first takes longest: here the asker waits, in a pass everybody would
+        first.compute_bitmask()  # the first takes longest: its asker waits for it here, and in a pass all runs would
         found = Matcher(first.deep_copy(), partial(self.new_matcher, text))
         known[self] = first
         _keep_newest(known)
