@@ -38,9 +38,8 @@ class LayerShape:
     head_dim: int  # D, of queries and keys
     value_dim: int  # Dv
     is_latent: bool = False  # values are the last Dv dims of keys (`attention/latents.py`)
-    is_expanded: bool = (
-        False  # keys and values were made of latents: of a key the first dims alone are rotated
-    )
+    # Keys and values were made of latents: of a key the first dims alone are rotated (`engine/expanded.py`).
+    is_expanded: bool = False
 
     @property
     def group(self) -> int:

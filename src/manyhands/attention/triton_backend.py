@@ -73,10 +73,8 @@ _LONG = 8192  # keys from which on tensor maps bring those of half a large tile 
 _HALVED_ROWS = 32  # of tiles alone whose partials have 16 bits, at least
 _LATENT_ROWS = (64, 32)  # of a large tile: the first that fits
 _LATENT_PART = 16  # query heads that read latents in one program, at most
-_LATENT_DIMS = (
-    256,
-    512,
-)  # that specialised tiles know, beside as many rotated ones as a box is wide
+# Dims of latents that specialised tiles know, beside as many rotated ones as a box is wide.
+_LATENT_DIMS = (256, 512)
 _LATENT_KEYS = 64  # of an iteration of these tiles
 _LEAST_DIMS = 16  # of a product; heads with fewer are padded
 _SPECIALISED_DIM = 128  # of heads
@@ -937,7 +935,7 @@ def _can_specialise(shape: LayerShape, dtype: torch.dtype, device: torch.device)
 
 def serves_expanded(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether prompts of latents are faster with keys and values of all heads, of this shape: where these have kernels."""
-    return dtype.itemsize == 2 and _can_specialise(replace(shape, is_expanded=True), dtype, device)
+    return _can_specialise(replace(shape, is_expanded=True), dtype, device)
 
 
 def _can_specialise_latents(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> bool:

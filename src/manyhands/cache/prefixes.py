@@ -191,7 +191,7 @@ class PrefixTree:
     # -- interrupts ------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """A change begins. What an interrupt has left of another one is put right before."""
+        """A change begins. Another one that an interrupt has left half done is put right before."""
         self._check_whole()
         self._is_changing = True
 
@@ -588,9 +588,8 @@ class Lease:
         """Give the paths back. Their written blocks are kept, as far as the tree may keep them."""
         tree = self._tree
         tree._begin()
-        tree._leases.pop(
-            weakref.ref(self), None
-        )  # interrupted from here on, it is closed all the same
+        # Interrupted from here on, it is closed all the same.
+        tree._leases.pop(weakref.ref(self), None)
         self._freeze_written()
         for node in self._feeding:
             tree._abandon(node)

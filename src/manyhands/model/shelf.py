@@ -91,10 +91,7 @@ class MemoryShelf:
                 for key, tensor in stack.tensors().items()
             }
             taken = self._to_host(tensors)
-        except (
-            torch.OutOfMemoryError,
-            MemoryError,
-        ):  # no room for a copy, on the device or the host
+        except (torch.OutOfMemoryError, MemoryError):  # of the device, or the host
             self.missed(1)
             return
         tensors = {**taken.tensors, _OFFSETS: torch.as_tensor(offsets)}

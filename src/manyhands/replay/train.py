@@ -50,9 +50,8 @@ LOG_LINES = Format(
     hint_of_first="choose another --out; the log of your own training may be removed: it goes on from its checkpoint",
 )
 _SECONDS_BETWEEN_REPORTS = 2.0
-_SECONDS_UNTIL_KEPT = (
-    60.0  # from a checkpoint that found no room to the next, if that would come later
-)
+# From a checkpoint that found no room to the next, if that would come later.
+_SECONDS_UNTIL_KEPT = 60.0
 
 
 @dataclass(frozen=True)

@@ -252,9 +252,8 @@ class _Run(StrandsRun):
         results = min(forks * written, at_once * s.budget) * TOKENS_ANEW
         own = len(self.prompt_tokens) + s.budget + forks * around + results
         rules = len(self.text.chat_prompt(self.prompt.worker_message(""))) + SLACK
-        at_work = (
-            at_once * (rules + written) + s.budget * TOKENS_ANEW
-        )  # sub-queries are the organiser's words
+        # Sub-queries are the organiser's words.
+        at_work = at_once * (rules + written) + s.budget * TOKENS_ANEW
         if self.context is not None:
             at_work = min(at_work, at_once * self.context)
         main = self.bound(own, STRIPS + 8)

@@ -21,6 +21,9 @@ Softmax does not ask for the order of keys: a program takes an item's edges firs
 not see some keys, then what all of them see. Shared memory has room for two tiles; barriers say when keys or
 values are here, and when they are free.
 
+Keys of latents in the expanded form have 64 rotated dims in front of 128 others. Dims of a product are a power of two, so
+the rotated ones have places of their own, and a tile's scores are two products.
+
     tile  128 keys, brought in boxes of 64 slots (which lie in one page each) and 64 dims
 """
 
@@ -74,6 +77,8 @@ _LOW = gl.constexpr(2)
 _LAST = gl.constexpr(3)
 _OF_ROWS = gl.constexpr(4)
 _WIDTH = gl.constexpr(SPECIALISED_WIDTH)  # dims in a box
+# The first dims of queries, where these alone are rotated: pairs of numbers, as they are loaded.
+_PAIRS = gl.constexpr(gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0]))
 # Output as it is stored, 16 bytes at a time.
 _OUT = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]))
 # Names that change between releases.
@@ -410,6 +415,27 @@ def _rotate(at, x, y, c, s, scaling, q_room, INTERLEAVED: gl.constexpr):
 
 
 @gluon.jit
+def _first_dims(
+    q, at, entry, cos, sin, scaling, ROWS: gl.constexpr, INTERLEAVED: gl.constexpr
+):  # fmt: skip
+    """The first dims [ROWS, 64] of queries at `at`, rotated as their entries are, and scaled."""
+    DTYPE: gl.constexpr = q.dtype.element_ty
+    HALF: gl.constexpr = _WIDTH // 2
+    i = gl.arange(0, HALF, gl.SliceLayout(0, _PAIRS))[None, :]
+    if INTERLEAVED:
+        x, y = gl.load(q + at[:, None] + 2 * i), gl.load(q + at[:, None] + 2 * i + 1)
+    else:
+        x, y = gl.load(q + at[:, None] + i), gl.load(q + at[:, None] + i + HALF)
+    table_at = (entry.to(gl.int64) * HALF)[:, None] + i
+    c, s = gl.load(cos + table_at) * scaling, gl.load(sin + table_at) * scaling
+    x, y = x.to(gl.float32), y.to(gl.float32)
+    pairs = gl.join((x * c - y * s).to(DTYPE), (y * c + x * s).to(DTYPE))
+    if not INTERLEAVED:
+        pairs = gl.permute(pairs, (0, 2, 1))
+    return gl.reshape(pairs, [ROWS, _WIDTH])
+
+
+@gluon.jit
 def _bring_queries(
     who, slot, q, cos, sin, q_token, q_head, scaling, q_pe, q_room, facts, of_rows,
     GROUP: gl.constexpr, INTERLEAVED: gl.constexpr,
@@ -417,9 +443,7 @@ def _bring_queries(
     """Queries of one half of an item's rows, scaled: their first dims rotated, to a place of their own, the others as they are."""
     DTYPE: gl.constexpr = q_room.dtype
     DIM: gl.constexpr = q_room.shape[2]
-    HALF: gl.constexpr = _WIDTH // 2
-    PAIRS: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
-    OF_PAIRS: gl.constexpr = gl.SliceLayout(1, PAIRS)
+    OF_PAIRS: gl.constexpr = gl.SliceLayout(1, _PAIRS)
     WHOLE: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     OF_WHOLE: gl.constexpr = gl.SliceLayout(1, WHOLE)
     first_entry, count = _fact(facts, slot, _FIRST_ENTRY), _fact(facts, slot, _COUNT)
@@ -428,19 +452,8 @@ def _bring_queries(
     m = who * _HALF_ROWS + gl.arange(0, _HALF_ROWS, OF_PAIRS)
     token = _half(of_rows, slot, _TOKEN, who).load(OF_PAIRS).to(gl.int64)
     at = token * q_token + (kv_head * GROUP + m % GROUP) * q_head
-    i = gl.arange(0, HALF, gl.SliceLayout(0, PAIRS))[None, :]
-    if INTERLEAVED:
-        x, y = gl.load(q + at[:, None] + 2 * i), gl.load(q + at[:, None] + 2 * i + 1)
-    else:
-        x, y = gl.load(q + at[:, None] + i), gl.load(q + at[:, None] + i + HALF)
     entry = first_entry + gl.minimum(m // GROUP, count - 1)
-    table_at = (entry.to(gl.int64) * HALF)[:, None] + i
-    c, s = gl.load(cos + table_at) * scaling, gl.load(sin + table_at) * scaling
-    x, y = x.to(gl.float32), y.to(gl.float32)
-    pairs = gl.join((x * c - y * s).to(DTYPE), (y * c + x * s).to(DTYPE))
-    if not INTERLEAVED:
-        pairs = gl.permute(pairs, (0, 2, 1))
-    turned = gl.reshape(pairs, [_HALF_ROWS, _WIDTH])
+    turned = _first_dims(q, at, entry, cos, sin, scaling, _HALF_ROWS, INTERLEAVED)
 
     m = who * _HALF_ROWS + gl.arange(0, _HALF_ROWS, OF_WHOLE)
     token = _half(of_rows, slot, _TOKEN, who).load(OF_WHOLE).to(gl.int64)

@@ -51,6 +51,7 @@ from manyhands.attention.kernels.specialised import (
     _LOW,
     _OF_ROWS,
     _PAGES,
+    _PAIRS,
     _PLACE,
     _STAGES,
     _TILES,
@@ -59,6 +60,7 @@ from manyhands.attention.kernels.specialised import (
     _boxes_of,
     _copy,
     _fact,
+    _first_dims,
     _key_of,
     _keys_of,
     _meet,
@@ -128,9 +130,7 @@ def _bring_queries(
     """Queries of an item's rows to shared memory, scaled: their first R dims rotated, the others as they are."""
     DTYPE: gl.constexpr = q_c.dtype
     LATENT: gl.constexpr = q_c.shape[2]
-    HALF: gl.constexpr = _WIDTH // 2
-    PAIRS: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
-    OF_PAIRS: gl.constexpr = gl.SliceLayout(1, PAIRS)
+    OF_PAIRS: gl.constexpr = gl.SliceLayout(1, _PAIRS)
     WHOLE: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
     OF_WHOLE: gl.constexpr = gl.SliceLayout(1, WHOLE)
     first_entry, count = _fact(facts, slot, _FIRST_ENTRY), _fact(facts, slot, _COUNT)
@@ -139,19 +139,8 @@ def _bring_queries(
     m = gl.arange(0, _ROWS, OF_PAIRS)
     token = _of_rows(of_rows, slot, _TOKEN).load(OF_PAIRS).to(gl.int64)
     at = token * q_token + (part * GROUP + m % GROUP) * q_head
-    i = gl.arange(0, HALF, gl.SliceLayout(0, PAIRS))[None, :]
-    if INTERLEAVED:
-        x, y = gl.load(q + at[:, None] + 2 * i), gl.load(q + at[:, None] + 2 * i + 1)
-    else:
-        x, y = gl.load(q + at[:, None] + i), gl.load(q + at[:, None] + i + HALF)
     entry = first_entry + gl.minimum(m // GROUP, count - 1)
-    table_at = (entry.to(gl.int64) * HALF)[:, None] + i
-    c, s = gl.load(cos + table_at) * scaling, gl.load(sin + table_at) * scaling
-    x, y = x.to(gl.float32), y.to(gl.float32)
-    pairs = gl.join((x * c - y * s).to(DTYPE), (y * c + x * s).to(DTYPE))
-    if not INTERLEAVED:
-        pairs = gl.permute(pairs, (0, 2, 1))
-    turned = gl.reshape(pairs, [_ROWS, _WIDTH])
+    turned = _first_dims(q, at, entry, cos, sin, scaling, _ROWS, INTERLEAVED)
 
     m = gl.arange(0, _ROWS, OF_WHOLE)
     token = _of_rows(of_rows, slot, _TOKEN).load(OF_WHOLE).to(gl.int64)
