@@ -1,4 +1,4 @@
-"""The tables of whole engines beside each other, made from the results of `whole_engines`."""
+"""The tables of whole engines beside each other, made from the results of `whole_engines` and `whole_prompts`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from benchmarks.breakdown import kind_of
-from benchmarks.performance import NOTHING_YET, Result, cell, result, results, table
+from benchmarks.performance import NOTHING_YET, Result, cell, files, result, results, table
 from benchmarks.vllm_process import CASCADE, PLAIN
 from benchmarks.whole_engines import FAR, OURS, TEAM
 
@@ -129,6 +129,63 @@ def whole_engines_gate() -> str:
     ]
     head += ["vLLM, import, s", "start, s", "this engine, start, s"]
     return table(head, rows) if rows else NOTHING_YET
+
+
+def whole_prompts() -> str:
+    """Milliseconds until prompts have their first tokens: the first of them, and the last of those that come at once."""
+    rows: list[list[str]] = []
+    for _, found in files("whole_prompts"):
+        last = ""
+        pairs = dict.fromkeys((line["model"], line["name"]) for line in found.get("prompts", []))
+        for model, name in pairs:
+            ours, theirs = (
+                cell(found, "prompts", model=model, name=name, engine=engine)
+                for engine in (OURS, PLAIN)
+            )
+            are_many = any(line and line["rows"] > 1 for line in (ours, theirs))
+            gate = (cell(found, "gates", model=model, name=name) or {}).get("gate")
+            rows.append(
+                [
+                    "" if model == last else model,
+                    name,
+                    *_until(ours, theirs, "ms_first"),
+                    *(_until(ours, theirs, "ms_last") if are_many else [""] * 3),
+                    f"{gate['error']:.2g} ({gate['tolerance']:.2g})" if gate else "",
+                    found["commit"],
+                ]
+            )
+            last = model
+    head = ["network", "prompts", "this engine, ms to the first token (worst)", "vLLM", "ratio"]
+    head += ["to the last one's, this engine", "vLLM", "ratio", "gate: error (allowed)", "commit"]
+    return table(head, rows) if rows else NOTHING_YET
+
+
+def _until(ours: Result | None, theirs: Result | None, kind: str) -> list[str]:
+    """Median and worst of both, and vLLM's median over this engine's."""
+    shown = [
+        f"{line[kind]:.1f} ({line[f'{kind}_worst']:.1f})" if line else "" for line in (ours, theirs)
+    ]
+    return [*shown, f"{theirs[kind] / ours[kind]:.2f} ×" if ours and theirs else ""]
+
+
+def whole_prompts_starts() -> str:
+    """How both were started where prompts were timed, and how many tokens a pass may have in each."""
+    rows = []
+    for _, found in files("whole_prompts"):
+        for line in found.get("starts", []):
+            seconds = (line.get(f"{part}_seconds", "") for part in ("import", "start", "whole"))
+            engine = f"{line['engine']} {line.get('vllm', '')}".strip()
+            tokens = line.get("tokens_of_a_pass", "")
+            rows.append([line["model"], engine, *map(str, (tokens, *seconds)), found["commit"]])
+    head = [
+        "network",
+        "engine",
+        "tokens of a pass, at most",
+        "import, s",
+        "start, s",
+        "all of it, s",
+    ]
+    return table([*head, "commit"], rows) if rows else NOTHING_YET
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -8,6 +8,7 @@
     python -m benchmarks.attention --outsiders FOLDER
     python -m benchmarks.latents --outsiders FOLDER
     python -m benchmarks.whole_engines --outsiders FOLDER
+    python -m benchmarks.whole_prompts --outsiders FOLDER
 
 The project depends on none of them, and the machine with the GPU may have no network: hence archives.
 

@@ -40,6 +40,12 @@ def results(part: str) -> Iterator[tuple[str, Result]]:
             yield name, found
 
 
+def files(part: str) -> Iterator[tuple[str, Result]]:
+    """The results whose files' names begin so, by these names."""
+    for path in sorted(RESULTS.glob(f"{part}*.json")):
+        yield path.stem, json.loads(path.read_text(encoding="utf-8"))
+
+
 def cell(found: Result | None, kind: str = "cells", **where: Any) -> Result | None:
     """The line of a kind with these values."""
     lines = (found or {}).get(kind, [])
@@ -693,15 +699,14 @@ def host() -> str:
 _PARTS = (
     *("attention", "decode", "prefix", "tiles", "launches", "quantised", "host"),
     *("prefill", "lockstep", "start_up", "disk_cache", "speculation_gpu", "gpu"),
-    *("life", "step", "eight_bits", "latents", "whole_engines"),
+    *("life", "step", "eight_bits", "latents", "whole_engines", "whole_prompts"),
 )
 
 
 def _measured() -> Iterator[tuple[str, Result]]:
     """Every result of these pages, by the name of its file."""
     for part in _PARTS:
-        for path in sorted(RESULTS.glob(f"{part}*.json")):
-            yield path.stem, json.loads(path.read_text(encoding="utf-8"))
+        yield from files(part)
 
 
 def _words(line: Result) -> str:

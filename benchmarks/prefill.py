@@ -16,6 +16,7 @@ import argparse
 import random
 import statistics
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -128,11 +129,16 @@ class Prefill(Attention):
 
 
 def check_prompt(engine: Engine, prompt: tuple[int, ...]) -> tuple[Checked, Alike]:
-    """The logits behind a prompt against those of plain torch attention; and the opinion of its routers about our choices."""
+    """The same of one prompt, see `check_prompts`."""
+    return check_prompts(engine, [prompt])
+
+
+def check_prompts(engine: Engine, prompts: Sequence[tuple[int, ...]]) -> tuple[Checked, Alike]:
+    """The logits behind prompts in one step against those of plain torch attention; and the opinion of its routers about our choices."""
     chosen: list[list[ChosenExperts]] = [[] for _ in routers_of(engine)]
 
     def logits(of: Engine) -> Tensor:
-        return of.forward(Step([Row(View([Block()]), prompt)])).float()
+        return of.forward(Step(Row(View([Block()]), prompt) for prompt in prompts)).float()
 
     with watched_routers(engine, lambda router, choice: chosen[router].append(choice)):
         ours = logits(engine)

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -123,12 +124,22 @@ class Started:
 
 def first_token(engine: Engine, prompt: tuple[int, ...]) -> float:
     """Seconds from the submission of a run to its first token; the run goes to its end."""
-    began, seconds = time.perf_counter(), 0.0
-    run = engine.submit(one_prompt(prompt))
+    return first_tokens(engine, [prompt])[0]
+
+
+def first_tokens(engine: Engine, prompts: Sequence[tuple[int, ...]]) -> list[float]:
+    """Seconds from the first submission of runs that come at once to the first token of each, in the order in which these came.
+
+    The runs go to their ends.
+    """
+    began, seconds = time.perf_counter(), []
+    runs = waiting = [engine.submit(one_prompt(prompt)) for prompt in prompts]
     while engine.step():
-        if not seconds and run.usage.tokens_chosen:
-            seconds = time.perf_counter() - began
-    run.result()
+        now = time.perf_counter()
+        seconds += [now - began for run in waiting if run.num_passes]
+        waiting = [run for run in waiting if not run.num_passes]
+    for run in runs:
+        run.result()
     return seconds
 
 

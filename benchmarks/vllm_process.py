@@ -3,7 +3,7 @@
     PYTHONPATH=FOLDER/vllm_engine:. python -m benchmarks.vllm_process ASKED.json TOLD.jsonl
 
 `benchmarks/whole_engines.py` begins this process and reads what it tells, so that neither engine holds memory of the
-device while the other is timed. The folder is what `benchmarks/outsiders.py` unpacks. This module also has what is asked
+device while the other is timed; `benchmarks/whole_prompts.py` does the same for first tokens. The folder is what `benchmarks/outsiders.py` unpacks. This module also has what is asked
 of both engines (`Crowd`); it imports nothing but the standard library until vLLM is started.
 
 vLLM runs as its users get it: an engine process of its own beside the one that asks, torch.compile, CUDA graphs, prefix
@@ -11,6 +11,9 @@ caching, and steps scheduled ahead. Graphs are recorded for just the numbers of 
 where its defaults end, so no step is padded. Rows that share a prompt are requests with one prompt and a last token of their
 own: they share the pages of the prompt. All requests are queued before the first step, which the engine's own switch for
 pauses makes possible; then steps are timed as they come out of the engine, those in which every row gets a token.
+
+First tokens are timed otherwise: requests come to an idle engine, which begins with the first of them, as it does for every
+caller, and the time ends where `step` has returned a token of each. The scheduler's room for tokens of a pass is vLLM's own.
 
 *Cascade attention*, which reads a shared prefix once for all rows, is off by default in vLLM 0.20. Its switch is turned
 every few steps, so each crowd is timed both ways, over completions of the same lengths; what comes first behind a turn is
@@ -29,6 +32,7 @@ Experts in mxfp4 keep their bits there too, by the kernels that vLLM prefers on 
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -52,6 +56,8 @@ _STRETCH_SECONDS, _CROWD_SECONDS = 1.0, 6.0
 _LEAST_FOR_CASCADE = 8  # rows; vLLM does not cascade fewer
 _PROFILED_STEPS = 12
 COUNTED_STEPS = 8  # of which experts are counted
+# Seconds before a crowd comes, so that the engine is idle.
+_REST = 0.05
 EMBEDDED = 1.0  # standard deviation of random embeddings, where there are experts
 _NO_EXPONENT = 127  # a scale of mxfp4 that stands for one
 _SPREAD_OF_BITS = 2.93  # standard deviation of numbers of mxfp4 whose bits are random
@@ -77,9 +83,9 @@ class Crowd:
     tokens: int  # that each row writes
     is_shared: bool = True
 
-    def prompts(self, vocab_size: int) -> tuple[Tokens, list[Tokens]]:
-        """The shared prompt, and what each row reads behind it (its first token at least); the same every time."""
-        rng = random.Random(f"{self.prompt} {self.is_shared}")
+    def prompts(self, vocab_size: int, turn: int = 0) -> tuple[Tokens, list[Tokens]]:
+        """The shared prompt, and what each row reads behind it (its first token at least); the same every time in one turn."""
+        rng = random.Random(f"{self.prompt} {self.is_shared}{f' {turn}' if turn else ''}")
 
         def some(num_tokens: int) -> Tokens:
             return [rng.randrange(2, vocab_size) for _ in range(num_tokens)]
@@ -101,7 +107,8 @@ class Asked:
 
     `tells_tokens`: tell the tokens with their logprobs and time nothing (for the gate). `profiled`: names of crowds
     whose kernels are told, when everything has been timed. `spread`: of dummy weights, the standard deviation.
-    `has_experts`: tell how many of them are read, too.
+    `has_experts`: tell how many of them are read, too. `turns`: time first tokens and nothing else, of crowds that come
+    so often (0: time steps).
     """
 
     model: str
@@ -112,6 +119,7 @@ class Asked:
     profiled: tuple[str, ...] = ()
     spread: float = 0.0
     has_experts: bool = False
+    turns: int = 0
 
     @classmethod
     def read(cls, path: Path) -> Asked:
@@ -333,6 +341,23 @@ class Watched:
         parameters = self.make_parameters(temperature=0.0, ignore_eos=True, **wanted)
         self.engine.add_request(name, {"prompt_token_ids": prompt}, parameters)
 
+    def first_tokens(self, prompts: Sequence[Tokens], num_tokens: int) -> list[float]:
+        """Seconds from the first submission of requests that come at once to the first token of each, in the order in which these came.
+
+        Each writes so many tokens.
+        """
+        came: dict[str, float] = {}
+        began = time.perf_counter()
+        for row, prompt in enumerate(prompts):
+            self._add(f"row {row}", prompt, max_tokens=num_tokens, is_streamed=True)
+        while self.engine.has_unfinished_requests():
+            told = self.engine.step()
+            now = time.perf_counter()
+            for each in told:
+                if each.outputs[0].token_ids:
+                    came.setdefault(each.request_id, now - began)
+        return list(came.values())
+
     def finish(self) -> list[Any]:
         """Steps until no request is left; what they wrote."""
         told: list[Any] = []
@@ -432,6 +457,33 @@ def experts_read(watched: Watched, crowd: Crowd) -> list[dict[str, Any]]:
     return [{"counted": PLAIN, "name": crowd.name, "experts_read": read}] if read else []
 
 
+def come(
+    crowd: Crowd,
+    turns: int,
+    vocab_size: int,
+    first_tokens: Callable[[list[Tokens], int], list[float]],
+) -> dict[str, Any]:
+    """Milliseconds until the first row of a crowd has a token and until the last has one, each time that it comes to an idle engine.
+
+    `first_tokens` is as `Watched` has it, of either engine. The prompts are others each time. Loaded objects are kept from
+    the collector of garbage meanwhile, as the servers of both engines do for good.
+    """
+    times: dict[str, list[float]] = {"all_ms_first": [], "all_ms_last": []}
+    gc.collect()
+    gc.freeze()
+    try:
+        for turn in range(turns):
+            _, prompts = crowd.prompts(vocab_size, turn)
+            time.sleep(_REST)
+            seconds = first_tokens(prompts, crowd.tokens)
+            assert len(seconds) == crowd.rows, "every row has a first token"
+            for kind, each in zip(times.values(), (seconds[0], seconds[-1]), strict=True):
+                kind.append(round(1e3 * each, 3))
+    finally:
+        gc.unfreeze()
+    return {"name": crowd.name, "rows": crowd.rows, "tokens": crowd.prompt[1], **times}
+
+
 def account(seconds: Sequence[float], rows: int) -> dict[str, Any]:
     """Milliseconds per step, and tokens per second of all rows together."""
     ordered = sorted(1e3 * each for each in seconds)
@@ -485,8 +537,8 @@ def start(asked: Asked) -> tuple[Watched, dict[str, Any]]:
         compilation_config={"cudagraph_capture_sizes": sizes},
     )
 
-    def parameters(**wanted: Any) -> Any:
-        kind = RequestOutputKind.FINAL_ONLY
+    def parameters(*, is_streamed: bool = False, **wanted: Any) -> Any:
+        kind = RequestOutputKind.DELTA if is_streamed else RequestOutputKind.FINAL_ONLY
         return vllm.SamplingParams(detokenize=False, output_kind=kind, **wanted)
 
     if asked.weights == "dummy":
@@ -502,6 +554,7 @@ def start(asked: Asked) -> tuple[Watched, dict[str, Any]]:
         "graphs": str(config.compilation_config.cudagraph_mode),
         "compilation": str(config.compilation_config.mode),
         "async_scheduling": bool(config.scheduler_config.async_scheduling),
+        "tokens_of_a_pass": config.scheduler_config.max_num_batched_tokens,
     }
     if asked.has_experts:
         (about,) = llm.llm_engine.collective_rpc(about_experts)
@@ -510,7 +563,7 @@ def start(asked: Asked) -> tuple[Watched, dict[str, Any]]:
 
 
 def run(asked: Asked, told: TextIO, begin: Callable[[Asked], Any] = start) -> None:
-    """Decode every crowd; one line of JSON each, the first of how the engine started."""
+    """Decode every crowd, or time its first tokens; one line of JSON each, the first of how the engine started."""
 
     def tell(line: dict[str, Any]) -> None:
         told.write(json.dumps(line) + "\n")
@@ -518,6 +571,11 @@ def run(asked: Asked, told: TextIO, begin: Callable[[Asked], Any] = start) -> No
 
     watched, facts = begin(asked)
     tell({"started": facts})
+    if asked.turns:
+        for crowd in asked.crowds:
+            told_of = come(crowd, asked.turns, asked.vocab_size, watched.first_tokens)
+            tell({"engine": PLAIN, **told_of})
+        return
     for crowd in asked.crowds:
         for line in (write_tokens if asked.tells_tokens else measure)(watched, crowd):
             tell(line)

@@ -6,7 +6,7 @@
 
 Both get the same networks (real shapes, random weights) and the same prompts, as token ids. Timed are steps in which
 every row gets a token, a team's too, on the caller's clock and from tokens to tokens: scheduling, network and choice of
-tokens included, reading prompts and starting not. All rows choose the likeliest token. Each engine runs alone on the device, vLLM in a process of its own
+tokens included, reading prompts (`benchmarks/whole_prompts.py`) and starting not. All rows choose the likeliest token. Each engine runs alone on the device, vLLM in a process of its own
 (`benchmarks/vllm_process.py` says how it is set up, and has the crowds' type); both were started as servers are, with
 graphs recorded ahead. This engine records more where a crowd wants other kernels, so it is timed in a run that recorded
 nothing, the third at the latest; vLLM, which has graphs for just these rows, in its first. The situations:
@@ -165,18 +165,105 @@ def chosen(crowds: Sequence[Crowd], words: str) -> tuple[Crowd, ...]:
     return found
 
 
-class WholeEngines:
-    """One network, both engines."""
+def names_of(words: str, known: Iterable[str], what: str) -> list[str]:
+    """Names that commas part, all of which have to be known. `what`: of an unknown one there is none."""
+    names, there = words.split(","), list(known)
+    if unknown := sorted({*names} - {*there}):
+        raise InvalidRequest(f"no {what} {', '.join(unknown)}; there are {', '.join(there)}")
+    return names
 
-    def __init__(self, name: str, arguments: argparse.Namespace, clock: Clock) -> None:
-        self.arguments, self.clock = arguments, clock
+
+class BesideVllm:
+    """One network that both engines get, one after the other; `its_vllm` is what is left out where vLLM fails or is late."""
+
+    its_vllm = "vLLM"
+
+    def __init__(
+        self, name: str, arguments: argparse.Namespace, clock: Clock, results: Results
+    ) -> None:
+        self.arguments, self.clock, self.results = arguments, clock, results
         self.device = torch.device(arguments.device)
         self.shape = SHAPES[name]
         if arguments.tiny:
             self.shape = tiny_of(self.shape) if self.shape.num_experts else TINY
-        self.crowds = chosen(TINY_CROWDS if arguments.tiny else CROWDS[name], arguments.crowds)
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        self.results = Results(f"whole_engines_{name}", arguments, clock)
+
+    @property
+    def vocab_size(self) -> int:
+        """Of the network."""
+        return int(self.shape.config["vocab_size"])
+
+    @property
+    def seconds_for_vllm(self) -> float:
+        """Seconds that are left, without those that this engine needs."""
+        ours = _OUR_SECONDS_WITH_EXPERTS if self.shape.num_experts else _OUR_SECONDS
+        return self.clock.seconds - self.clock.spent - ours
+
+    def ask_vllm(
+        self, asked: Asked, folder: Path, seconds: float, take: Callable[[dict[str, Any]], None]
+    ) -> float:
+        """Let vLLM do it in a process of its own; each line is taken when it is told. Seconds from begin to end."""
+        told = folder / "told.jsonl"
+        told.write_text("")
+        packages = Path(self.arguments.outsiders).resolve() / VLLM_PACKAGES
+        path = os.pathsep.join(map(str, (packages, ROOT)))
+        lent = folder / "tuned"
+        if asked.has_experts and self.device.type == "cuda":
+            name = torch.cuda.get_device_name(self.device)
+            self.results.put(tuned_for_h200=lend_tuned(packages / VLLM_TUNED, lent, name))
+        command = [sys.executable, "-m", "benchmarks.vllm_process"]
+        before = self.clock.spent
+        process = subprocess.Popen(
+            [*command, str(asked.write(folder / "asked.json")), str(told)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path, "VLLM_TUNED_CONFIG_FOLDER": str(lent)},
+            start_new_session=True,  # its own processes are ended with it
+        )
+        try:
+            for line in lines_of(process, told, seconds):
+                take(line)
+        finally:
+            is_late = process.poll() is None
+            end_all(process)
+            self._wait_for_memory()
+        if is_late:
+            self.results.leave_out(f"the rest of {self.its_vllm}", "the time was over")
+        elif process.returncode:
+            self.results.leave_out(self.its_vllm, f"its process ended with {process.returncode}")
+        return round(self.clock.spent - before, 1)
+
+    def _wait_for_memory(self, seconds: float = 20.0) -> None:
+        """Until the device has the memory again of a process that was ended."""
+        until = time.monotonic() + seconds
+        while self.device.type == "cuda" and time.monotonic() < until:
+            there, whole = torch.cuda.mem_get_info(self.device)
+            if there > _RELEASED * whole:
+                return
+            time.sleep(0.2)
+
+    def load(self, folder: Path, memory_tokens: int) -> Engine:
+        """Load this engine with random weights, ready as a server is."""
+        engine = Engine.load(
+            folder,
+            device=self.arguments.device,
+            dtype=str(self.dtype).removeprefix("torch."),
+            backend=self.arguments.backend,
+            weights="dummy",
+            memory_tokens=memory_tokens,
+        )
+        if self.shape.num_experts:
+            embed(engine)
+        engine.get_ready()
+        return engine
+
+
+class WholeEngines(BesideVllm):
+    """One network, both engines: steps."""
+
+    def __init__(self, name: str, arguments: argparse.Namespace, clock: Clock) -> None:
+        results = Results(f"whole_engines_{name}", arguments, clock)
+        super().__init__(name, arguments, clock, results)
+        self.crowds = chosen(TINY_CROWDS if arguments.tiny else CROWDS[name], arguments.crowds)
 
     def run(self) -> None:
         """vLLM, gate, this engine."""
@@ -250,7 +337,7 @@ class WholeEngines:
             has_experts=shape.num_experts > 0,
         )
         told: list[dict[str, Any]] = []
-        whole_seconds = self._ask_vllm(asked, place, _GATE_SECONDS, told.append)
+        whole_seconds = self.ask_vllm(asked, place, _GATE_SECONDS, told.append)
         started = {**(told[0]["started"] if told else {}), "whole_seconds": whole_seconds}
         engine = Engine.load(
             folder,
@@ -283,11 +370,10 @@ class WholeEngines:
             spread=STD,
             has_experts=self.shape.num_experts > 0,
         )
-        left = self.clock.seconds - self.clock.spent
-        left -= _OUR_SECONDS_WITH_EXPERTS if self.shape.num_experts else _OUR_SECONDS
+        left = self.seconds_for_vllm
         if gate_shape(self.shape).title not in self.arguments.gates:
             left -= _GATE_TAKES
-        whole_seconds = self._ask_vllm(asked, folder.parent, max(1.0, left), self._told)
+        whole_seconds = self.ask_vllm(asked, folder.parent, max(1.0, left), self._told)
         started = self.results.content.get("vllm_start", {})
         self.results.put(vllm_start={**started, "whole_seconds": whole_seconds})
         return "cells" in self.results.content
@@ -317,61 +403,9 @@ class WholeEngines:
             kernels=[[name[:70], round(ms, 4)] for name, ms in line["kernels"][:12]],
         )
 
-    def _ask_vllm(
-        self, asked: Asked, folder: Path, seconds: float, take: Callable[[dict[str, Any]], None]
-    ) -> float:
-        """Let vLLM do it in a process of its own; each line is taken when it is told. Seconds from begin to end."""
-        told = folder / "told.jsonl"
-        told.write_text("")
-        packages = Path(self.arguments.outsiders).resolve() / VLLM_PACKAGES
-        path = os.pathsep.join(map(str, (packages, ROOT)))
-        lent = folder / "tuned"
-        if asked.has_experts and self.device.type == "cuda":
-            name = torch.cuda.get_device_name(self.device)
-            self.results.put(tuned_for_h200=lend_tuned(packages / VLLM_TUNED, lent, name))
-        command = [sys.executable, "-m", "benchmarks.vllm_process"]
-        before = self.clock.spent
-        process = subprocess.Popen(
-            [*command, str(asked.write(folder / "asked.json")), str(told)],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": path, "VLLM_TUNED_CONFIG_FOLDER": str(lent)},
-            start_new_session=True,  # its own processes are ended with it
-        )
-        try:
-            for line in lines_of(process, told, seconds):
-                take(line)
-        finally:
-            is_late = process.poll() is None
-            end_all(process)
-            self._wait_for_memory()
-        if is_late:
-            self.results.leave_out("the rest of vLLM", "the time was over")
-        elif process.returncode:
-            self.results.leave_out("vLLM", f"its process ended with {process.returncode}")
-        return round(self.clock.spent - before, 1)
-
-    def _wait_for_memory(self, seconds: float = 20.0) -> None:
-        """Until the device has the memory again of a process that was ended."""
-        until = time.monotonic() + seconds
-        while self.device.type == "cuda" and time.monotonic() < until:
-            there, whole = torch.cuda.mem_get_info(self.device)
-            if there > _RELEASED * whole:
-                return
-            time.sleep(0.2)
-
     def _ours(self, folder: Path) -> None:
         before = self.clock.spent
-        engine = Engine.load(
-            folder,
-            device=self.arguments.device,
-            dtype=str(self.dtype).removeprefix("torch."),
-            backend=self.arguments.backend,
-            weights="dummy",
-            memory_tokens=max(map(most_memory, self.crowds)),
-        )
-        if self.shape.num_experts:
-            embed(engine)
-        engine.get_ready()
+        engine = self.load(folder, max(map(most_memory, self.crowds)))
         self.results.put(
             backend=engine.facts.backend,
             start_seconds=round(self.clock.spent - before, 1),
@@ -716,13 +750,9 @@ def main(words: list[str] | None = None) -> None:
     )
     options.set_defaults(gates={})  # by their titles: networks without experts have one
     arguments = options.parse_args(words)
-    unknown = set(arguments.models.split(",")) - set(CROWDS)
-    if unknown:
-        raise InvalidRequest(
-            f"no crowds for {', '.join(sorted(unknown))}; there are {', '.join(CROWDS)}"
-        )
+    names = names_of(arguments.models, CROWDS, "crowds for")
     clock = Clock(arguments.minutes)  # one for all: the first network has the gate
-    for name in arguments.models.split(","):
+    for name in names:
         whole = WholeEngines(name, arguments, clock)
         with whole.results.surviving("the rest"):
             whole.run()
