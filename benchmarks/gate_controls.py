@@ -52,8 +52,8 @@ _NO_SINK = -20.0
 class _OneToken(Crowd):
     """A crowd whose shared prompt has another token in its midst."""
 
-    def prompts(self, vocab_size: int) -> tuple[Tokens, list[Tokens]]:
-        shared, tails = super().prompts(vocab_size)
+    def prompts(self, vocab_size: int, turn: int = 0) -> tuple[Tokens, list[Tokens]]:
+        shared, tails = super().prompts(vocab_size, turn)
         place = len(shared) // 3
         shared[place] = (shared[place] + 7) % vocab_size
         return shared, tails
