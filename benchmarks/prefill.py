@@ -7,7 +7,7 @@ meets it: from its submission to its first token, nothing shared and nothing fou
 so many tokens, plus the attention's limit in all layers. The gate of a pass: its last token's logits against plain
 torch attention; with experts also the modelling code's, which are given the choices of our routers (`benchmarks/routers.py`), and its
 routers have to find hardly one far from their own. The floor knows neither experts nor other heads, and stands for networks without them. Each prompt is another one; the first two of its length, of which one
-is recorded, are not counted.
+is recorded, are not counted. Experts in 16 bits are timed a second time, in turns: by the modelling code's experts and routers.
 """
 
 from __future__ import annotations
@@ -106,8 +106,16 @@ class Prefill(Attention):
             self.results.add("red", **found)
             return
         repeats = 1 if self.arguments.tiny else REPEATS
-        prompts = [self._prompt(numbers, engine, length) for _ in range(2 + repeats)]
-        seconds = [first_token(engine, prompt) for prompt in prompts][2:]
+        is_compared = has_routers and not self.shape.is_mxfp4
+        seconds: list[float] = []
+        seconds_before: list[float] = []
+        for _ in range(2 + repeats):
+            seconds.append(first_token(engine, self._prompt(numbers, engine, length)))
+            if is_compared:
+                with as_before(engine):
+                    prompt = self._prompt(numbers, engine, length)
+                    seconds_before.append(first_token(engine, prompt))
+        seconds, seconds_before = seconds[2:], seconds_before[2:]
         middle = statistics.median(seconds)
         cells = self.results.content.get("cells", [])
         limit = next((c["us_limit"] for c in cells if c["name"] == f"0 {length}"), None)
@@ -121,11 +129,20 @@ class Prefill(Attention):
             ms=round(1e3 * middle, 3),
             ms_worst=round(1e3 * max(seconds), 3),
             **floors,
+            **_before(seconds_before, middle),
             tokens_per_second=round(length / middle),
         )
 
     def _prompt(self, numbers: random.Random, engine: Engine, length: int) -> tuple[int, ...]:
         return tuple(numbers.randrange(2, engine.facts.vocab_size) for _ in range(length))
+
+
+def _before(seconds: list[float], middle: float) -> dict[str, float]:
+    """What the same network takes by the modelling code's experts and routers, if it was asked."""
+    if not seconds:
+        return {}
+    before = statistics.median(seconds)
+    return {"ms_before": round(1e3 * before, 3), "times_as_fast": round(before / middle, 3)}
 
 
 def check_prompt(engine: Engine, prompt: tuple[int, ...]) -> tuple[Checked, Alike]:

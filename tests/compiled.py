@@ -53,6 +53,8 @@ from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.model.kernels import (
     drawing,
+    experts,
+    experts_many,
     gate_up,
     gated,
     late,
@@ -66,8 +68,7 @@ from manyhands.model.kernels import (
     skinny,
     w4a16,
 )
-from manyhands.model.kernels.experts import ExpertGate, ExpertWeights, choose
-from manyhands.model.kernels.experts import experts as whole_experts
+from manyhands.model.kernels.experts import MOST_TOKENS, ExpertGate, ExpertWeights, choose
 from manyhands.model.quantised.linear import Float8Linear
 from manyhands.model.quantised.w4a16 import Int4Linear
 from manyhands.model.routing import ExpertGroups, Scoring
@@ -81,7 +82,7 @@ PARTS = ("attention", "products")
 FILE = Path(__file__).with_suffix(".json")
 # Products in Triton's own words: by which matrix unit, and with how much memory, is the device's matter.
 DOTS = {
-    *("_skinny", "_expert_gated", "_expert_down", "attend_kernel"),
+    *("_skinny", "_expert_gated", "_expert_down", "_many_gated", "_many_down", "attend_kernel"),
     *("forward_kernel", "of_queries_kernel", "of_keys_kernel"),
 }
 RINGS = "whether there is a ring:"
@@ -120,7 +121,9 @@ def note_launches(capability: int, part: str) -> dict[str, Launch]:
 
     triton.knobs.runtime.jit_cache_hook = ask
     JITFunction.run = note
-    for room in (skinny, gate_up, ring, launches, triton_backend, w4a16, mxfp4):
+    for room in (
+        *(skinny, gate_up, ring, launches, triton_backend, w4a16, mxfp4, experts, experts_many),
+    ):
         room.shared_memory = lambda device: MOST_SHARED[capability]  # type: ignore[attr-defined]
     overlap._can_overlap = lambda device: capability >= HOPPER  # type: ignore[assignment]
     {"attention": attention, "products": products}[part](capability)
@@ -282,7 +285,7 @@ def products(capability: int) -> None:
     for tokens in (2, 16, 64):
         w4a16.product(zeros(tokens, 256), *packed, w4a16.Tiles(parts=2), activation="silu")
     w4a16.dequantise(*packed[:3], layer.group, DTYPE)
-    experts = [
+    packed_experts = [
         mxfp4.PackedWeights(
             torch.zeros(4, outputs // 64, inputs // 32, 256, dtype=torch.int32),
             torch.zeros(4, outputs // 64, inputs // 32, 16, dtype=torch.int32),
@@ -303,18 +306,22 @@ def products(capability: int) -> None:
     for tokens, eights in ((1, 1), (4, 1), (16, 2), (40, 2), (40, 4)):
         index = torch.zeros(tokens, 2, dtype=torch.int64)
         x, shares = zeros(tokens, 256), zeros(tokens, 2)
-        mxfp4.experts(x, index, shares, experts[0], experts[1], gate, eights=eights)
+        mxfp4.experts(x, index, shares, *packed_experts, gate, eights=eights)
     index = torch.zeros(40, 2, dtype=torch.int64)
     for wide in mxfp4_many.TILES if capability >= 90 else ():
         x, shares = zeros(40, 256), zeros(40, 2)
-        mxfp4_many.experts(x, index, shares, experts[0], experts[1], gate, wide)
+        mxfp4_many.experts(x, index, shares, *packed_experts, gate, wide)
     plain = ExpertWeights(zeros(4, 256, 128)), ExpertWeights(zeros(4, 128, 128))
     turned = ExpertWeights(zeros(4, 128, 256), zeros(4, 256)), plain[1]._replace(bias=zeros(4, 128))
     # Looked up, and listed.
     for tokens, pair, own_gate in ((2, plain, ExpertGate()), (40, turned, gate)):
         index = torch.zeros(tokens, 2, dtype=torch.int64)
         x, shares = zeros(tokens, 128), zeros(tokens, 2)
-        whole_experts(x, index, shares, *pair, own_gate)
+        experts.experts(x, index, shares, *pair, own_gate)
+        for tiles in experts_many.TILES:
+            experts_many.experts(x, index, shares, *pair, own_gate, tiles)
+    index = torch.zeros(MOST_TOKENS + 1, 2, dtype=torch.int64)
+    experts.list_pairs(index, 4)
 
 
 def attention(capability: int) -> None:

@@ -39,6 +39,7 @@ from tests.model.families_zoo import repeating_models, some_tokens, tiny_models
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 from manyhands.model.kernels import experts as own
+from manyhands.model.kernels import experts_many as own_many
 
 ZOO = tiny_models() | repeating_models()
 OF_THEIR_OWN = {
@@ -104,22 +105,34 @@ def test_networks(name: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> No
     stacks, routers = fuse_experts(adapter.model)
     assert (stacks > 0, routers > 0) == (True, name not in NO_ROUTERS)
     assert torch.equal(_logits(adapter, tokens), expected)  # float32 on a CPU goes the usual way
-    calls, choices = [], []
-    made, chosen = own.experts, own.choose
-    monkeypatch.setattr(
-        own, "experts", lambda *given, **how: calls.append(1) or made(*given, **how)
-    )
-    monkeypatch.setattr(
-        own, "choose", lambda *given, **how: choices.append(1) or chosen(*given, **how)
-    )
+    calls: dict[str, int] = {"few": 0, "many": 0, "chosen": 0}
+    for what, module, of in (
+        *(("few", own, "experts"), ("many", own_many, "experts")),
+        ("chosen", own, "choose"),
+    ):
+        _count(monkeypatch, calls, what, (module, of))
     monkeypatch.setattr(kernels, "usable", lambda x: True)
     monkeypatch.setattr(experts, "DTYPES", (torch.float32,))
     ours = _logits(adapter, tokens)
-    assert (len(calls), len(choices)) == (stacks, routers)
+    assert (calls["few"] + calls["many"], calls["chosen"]) == (stacks, routers)
+    few = calls["few"]
     assert float((ours - expected).abs().max() / expected.abs().max()) < 1e-5
-    monkeypatch.setattr(own, "MOST_TOKENS", tokens - 1)
-    assert torch.equal(_logits(adapter, tokens), expected)
-    assert len(calls) == stacks
+    monkeypatch.setattr(own_many, "MOST_TOKENS", tokens - 1)
+    ours = _logits(adapter, tokens)
+    assert calls == {"few": few, "many": 2 * stacks - few, "chosen": 2 * routers}
+    assert float((ours - expected).abs().max() / expected.abs().max()) < 1e-5
+
+
+def _count(
+    monkeypatch: pytest.MonkeyPatch, calls: dict[str, int], what: str, place: tuple[Any, str]
+) -> None:
+    usual = getattr(*place)
+
+    def counted(*given: Any, **how: Any) -> Any:
+        calls[what] += 1
+        return usual(*given, **how)
+
+    monkeypatch.setattr(*place, counted)
 
 
 # Blocks that are a router and a stack, and perhaps a shared expert, and nothing else, in layers whose sums we make.
@@ -149,13 +162,15 @@ def test_sums_add_up_what_experts_give(
         parts.append(how["in_parts"])
         return made(*given, **how)
 
+    monkeypatch.setattr(own_many, "is_faster", lambda tokens, *_: tokens > own_many.MOST_TOKENS)
     monkeypatch.setattr(own, "experts", noted)
     monkeypatch.setattr(kernels, "usable", lambda x: True)
     monkeypatch.setattr(experts, "DTYPES", (torch.float32,))
     ours = _logits(adapter, tokens)
     assert parts == [name in HANDED_OVER] * report.experts
     assert float((ours - expected).abs().max() / expected.abs().max()) < 1e-4
-    monkeypatch.setattr(own, "MOST_TOKENS", tokens - 1)
+    for module in (own, own_many):
+        monkeypatch.setattr(module, "MOST_TOKENS", tokens - 1)
     torch.testing.assert_close(_logits(adapter, tokens), expected, rtol=1e-4, atol=1e-4)
     assert len(parts) == report.experts
 

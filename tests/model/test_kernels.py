@@ -25,7 +25,17 @@ from manyhands.model.skinny import SkinnyLinear
 from tests.covers import spared
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
-from manyhands.model.kernels import experts, gate_up, gated, norms, ring, rows, skinny, w4a16
+from manyhands.model.kernels import (
+    experts,
+    experts_many,
+    gate_up,
+    gated,
+    norms,
+    ring,
+    rows,
+    skinny,
+    w4a16,
+)
 from manyhands.model.quantised.linear import Float8Linear
 
 GPU = torch.cuda.is_available()
@@ -714,6 +724,9 @@ def test_tiles_with_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- experts ---------------------------------------------------------------------------------------
 
 CLAMPED = experts.ExpertGate(clamped=(1.702, 1.5))
+FEW_AND_MANY = pytest.mark.parametrize(
+    "made", [experts.experts, experts_many.experts], ids=["few", "many"]
+)
 
 
 def _stack(
@@ -797,15 +810,76 @@ def test_experts(
     assert float((others - expected).abs().max() / largest) > 10 * STEPS[dtype]
 
 
+@pytest.mark.pairs
+@TWO_BYTES
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("gate", [experts.ExpertGate(), CLAMPED], ids=["halves", "in turns"])
+@pytest.mark.parametrize("tiles", experts_many.TILES, ids=["wide", "narrow", "older"])
+@pytest.mark.parametrize(
+    ("tokens", "num_experts", "chosen", "inputs", "width", "outputs"),
+    [(1, 8, 2, 192, 40, 72), (150, 4, 3, 64, 48, 130), (70, 5, 2, 72, 64, 300)],
+)
+def test_experts_of_prompts(
+    tokens: int,
+    num_experts: int,
+    chosen: int,
+    inputs: int,
+    width: int,
+    outputs: int,
+    tiles: tuple[experts_many.Tiles, experts_many.Tiles],
+    gate: experts.ExpertGate,
+    biased: bool,
+    dtype: torch.dtype,
+) -> None:
+    """Experts of one tile, of several, and of none; sizes that fill no tile. Another token's experts are far from right."""
+    stack = _stack(gate, (num_experts, inputs, width, outputs), dtype, biased=biased)
+    x = _normal(tokens, inputs, dtype=dtype)
+    shares, index = _chosen(tokens, num_experts - 1, chosen)
+    ours = experts_many.experts(x, index, shares, *stack, gate, tiles)
+    expected = _one_by_one(x, index, shares, stack, gate)
+    largest = expected.abs().max()
+    assert float((ours - expected).abs().max() / largest) < STEPS[dtype]
+    parts = experts_many.experts(x, index, shares, *stack, gate, tiles, in_parts=True, beside=1)
+    assert parts.shape == (chosen + 1, tokens, outputs)
+    assert parts.dtype == torch.float32
+    _close(parts[:-1].sum(0).to(dtype), ours)
+    others = experts_many.experts(x, (index + 1) % num_experts, shares, *stack, gate, tiles)
+    assert float((others - expected).abs().max() / largest) > 10 * STEPS[dtype]
+
+
 @pytest.mark.parametrize("tokens", [5, 40])
-def test_what_a_token_gets_does_not_depend_on_the_others(tokens: int) -> None:
+@FEW_AND_MANY
+def test_what_a_token_gets_does_not_depend_on_the_others(tokens: int, made: Any) -> None:
     stack = _stack(experts.ExpertGate(), (8, 64, 32, 64), torch.bfloat16, biased=False)
     x = _normal(tokens, 64, dtype=torch.bfloat16)
     shares, index = _chosen(tokens, 8, 2)
-    whole = experts.experts(x, index, shares, *stack, experts.ExpertGate())
+    whole = made(x, index, shares, *stack, experts.ExpertGate())
     order = torch.randperm(tokens).to(DEVICE)
-    turned = experts.experts(x[order], index[order], shares[order], *stack, experts.ExpertGate())
+    turned = made(x[order], index[order], shares[order], *stack, experts.ExpertGate())
     assert torch.equal(turned, whole[order])
+    assert made(x[:0], index[:0], shares[:0], *stack, experts.ExpertGate()).shape == (0, 64)
+
+
+def test_experts_of_many_tokens_have_kernels_that_use_each_weight_often() -> None:
+    assert [experts_many.is_faster(tokens, 8, 128) for tokens in (511, 512)] == [False, True]
+    assert [experts_many.is_faster(tokens, 1, 256) for tokens in (1024, 1025)] == [False, True]
+    wide, narrow, _ = experts_many.TILES
+    device = torch.device("cpu")
+    assert [experts_many.choose_tiles(n, 8, 128, device) for n in (1023, 1024)] == [narrow, wide]
+
+
+@pytest.mark.parametrize("skewed", [False, True])
+def test_lists_of_more_pairs_than_a_program_sees_at_once(skewed: bool) -> None:
+    tokens, num_experts = 2 * experts.MOST_TOKENS + 7, 9
+    shares = torch.rand(tokens, num_experts)
+    if skewed:
+        shares[:, 4] = 2
+    index = shares.topk(5).indices.to(DEVICE)
+    pairs, counts = experts.list_pairs(index, num_experts)
+    for expert in range(num_experts):
+        its = (index.flatten() == expert).nonzero()[:, 0]
+        assert int(counts[expert]) == len(its)
+        assert torch.equal(pairs[expert, : len(its)].long(), its)
 
 
 @pytest.mark.parametrize("columns", [16, 32])
@@ -850,7 +924,8 @@ def test_experts_that_a_token_has_twice_are_in_no_other_list() -> None:
     assert pairs[3, :5].tolist() == [0, 2, 4, 6, 8]
 
 
-def test_a_token_without_sound_numbers_is_alone_with_them() -> None:
+@FEW_AND_MANY
+def test_a_token_without_sound_numbers_is_alone_with_them(made: Any) -> None:
     """It gets experts that are there, since a weight elsewhere would end the process, and the others get what they get."""
     logits = _normal(3, 12)
     expected = experts.choose(logits, 3)
@@ -865,20 +940,21 @@ def test_a_token_without_sound_numbers_is_alone_with_them() -> None:
     stack = _stack(experts.ExpertGate(), (12, 64, 32, 64), torch.float16, biased=False)
     x = _normal(3, 64, dtype=torch.float16)
     right_shares, right_index = expected
-    sound = experts.experts(x, right_index, right_shares, *stack, experts.ExpertGate())
+    sound = made(x, right_index, right_shares, *stack, experts.ExpertGate())
     x[1] = float("nan")
-    out = experts.experts(x, index, shares, *stack, experts.ExpertGate())
+    out = made(x, index, shares, *stack, experts.ExpertGate())
     assert torch.equal(out[::2], sound[::2])
     assert not out[1].isfinite().any()
 
 
-def test_a_bound_of_a_gate_leaves_a_number_that_is_none() -> None:
+@FEW_AND_MANY
+def test_a_bound_of_a_gate_leaves_a_number_that_is_none(made: Any) -> None:
     """A token without sound numbers has no sound result, as it has none with the modelling code."""
     stack = _stack(CLAMPED, (4, 64, 32, 64), torch.bfloat16, biased=False)
     x = _normal(3, 64, dtype=torch.bfloat16)
     x[1] = float("nan")
     shares, index = _chosen(3, 4, 2)
-    out = experts.experts(x, index, shares, *stack, CLAMPED)
+    out = made(x, index, shares, *stack, CLAMPED)
     assert not out[1].isfinite().any()
     assert out[::2].isfinite().all()
 

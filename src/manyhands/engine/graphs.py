@@ -76,6 +76,7 @@ from manyhands.engine.passes import ALONE, Attending, Late, Others, Passes, Pass
 from manyhands.engine.recorder import Cut, GraphRecorder, Recording
 from manyhands.engine.sampling import Chosen, get_ready, likeliest
 from manyhands.model.adapter import ModelAdapter, weight_bytes
+from manyhands.model.experts import load_for_prompts
 from manyhands.model.memory import Memory, free_bytes
 
 T = TypeVar("T")
@@ -536,8 +537,7 @@ class GraphedPasses(Passes):
                     self._ahead[kind] = graph
         for capacity in uncommon if self.trouble is None else ():
             self._attend(page_size, capacity)  # loads their kernels
-        if self.expanded is not None:
-            self.expanded.load(self.memory, page_size)
+        self._load_for_prompts(page_size)
         self.memory.move((), self.backend)  # so does carrying nothing
         self._fill_nothing()
         self.recorder.recover()  # recordings are repeated while the next is made: a fault is said here at the latest
@@ -564,8 +564,7 @@ class GraphedPasses(Passes):
                         self._fill_nothing()
                 for capacity in uncommon:
                     self._attend(page_size, capacity)
-                if self.expanded is not None:
-                    self.expanded.load(self.memory, page_size)
+                self._load_for_prompts(page_size)
         except Exception:  # no memory, or a Triton that notes launches in another way
             self.recorder.recover()
             return Kernels()
@@ -581,6 +580,12 @@ class GraphedPasses(Passes):
         for shape, call in self._layer_kinds.values():
             q = torch.zeros(capacity.tokens, *shape, dtype=self.adapter.dtype, device=device)
             self.backend.attend(self.memory.stores[call.layer], q, prepared, call)
+
+    def _load_for_prompts(self, page_size: int) -> None:
+        """Launch what passes with long prompts have besides, which no recording has."""
+        load_for_prompts(self.adapter.model)
+        if self.expanded is not None:
+            self.expanded.load(self.memory, page_size)
 
     def _fill_nothing(self) -> None:
         """Launch what puts late tokens in their places, for none."""

@@ -1,9 +1,9 @@
-"""Stacks of experts and their routers, with a faster way for up to a thousand tokens.
+"""Stacks of experts and their routers, with a faster way.
 
-A pass of a few tokens needs few of a layer's experts, and the modelling code sorts the tokens, gathers them, multiplies by a
-grouped product made for many and puts everything back: some thirty launches a layer, most of the time of a pass. Up to
-1 024 tokens on a CUDA device, in bfloat16 or float16, our own kernels do it in four to six (`kernels/experts.py`). The weights
-stay where they are; more tokens, and all else, go the way they always went.
+The modelling code sorts the tokens, gathers them, multiplies by a grouped product and puts everything back: some thirty launches a
+layer, which is most of the time of a pass of few tokens, and half of that of a prompt. On a CUDA device, in bfloat16 or
+float16, our own kernels do it in four to seven: those of few tokens read the experts that were chosen (`kernels/experts.py`), those of
+prompts use each weight often (`kernels/experts_many.py`). The weights stay where they are, and all else goes the way it always went.
 
     stack     the weights of all experts of a layer
     router    gives each token its experts, and a share of what each of them gives
@@ -17,7 +17,7 @@ their own, routers that are networks) is left alone. Logits that the modelling c
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -65,6 +65,38 @@ def let_sums_add_experts(layers: Iterable[Any]) -> None:
         found = block_of(layer.mlp)
         if found is not None and are_fused(found.router) and are_fused(found.stack):
             layer.mlp.forward = functools.partial(_block, layer.mlp, layer.mlp.forward, *found)
+
+
+@torch.inference_mode()
+def load_for_prompts(model: nn.Module) -> None:
+    """Launch the kernels of prompts for one token, so that none is compiled or loaded when the first prompt comes."""
+    from manyhands.model.kernels import experts as own
+    from manyhands.model.kernels import experts_many as many
+
+    known = set()
+    for stack, chosen in _stacks_and_chosen(model):
+        both, down, gate = _parts_of(stack, stack.forward.args[2])
+        x = both.weight.new_zeros(1, both.weight.shape[1 if gate.clamped else 2])
+        facts = both.weight.shape, chosen, gate
+        if facts in known or not _knows(stack, x) or chosen > own.MOST_CHOSEN:
+            continue
+        known.add(facts)
+        index = torch.arange(chosen, device=x.device)[None]
+        for tiles in many.tiles_on(x.device):
+            many.experts(x, index, x.new_zeros(index.shape), both, down, gate, tiles)
+
+
+def _stacks_and_chosen(model: nn.Module) -> Iterator[tuple[Any, int]]:
+    """Stacks in 16 bits that have their faster way, with the number of experts that a router beside them chooses."""
+    for block in model.modules():
+        children = list(block.children())
+        for stack in children:
+            forward = vars(stack).get("forward")
+            if not isinstance(forward, functools.partial) or forward.func is not _experts:
+                continue
+            routings = [found for each in children if (found := routing_of(each)) is not None]
+            if len(routings) == 1 and not isinstance(stack, Mxfp4Stack):
+                yield stack, routings[0].chosen
 
 
 def are_fused(module: nn.Module) -> bool:
@@ -249,7 +281,7 @@ def _experts(
     top_k_weights: Tensor,
 ) -> Tensor:
     """The experts of each token, weighed and added up: x [T, K], index [T, C] and shares [T, C] -> [T, K]."""
-    out = _few(stack, gate, hidden_states, top_k_index, top_k_weights)
+    out = _by_kernels(stack, gate, hidden_states, top_k_index, top_k_weights)
     return usual(hidden_states, top_k_index, top_k_weights) if out is None else out
 
 
@@ -266,13 +298,16 @@ def _block(
 
     Or the block as it was, if that takes another way.
     """
+    from manyhands.model.kernels import experts as own
+
     x = hidden_states.reshape(-1, hidden_states.shape[-1])
     routing: Routing = router.forward.args[2]
-    if not (_routes(router, routing, x) and _knows(stack, x)):
+    # Of more tokens what each expert gives would be too much to write in float32.
+    if len(x) > own.MOST_TOKENS or not (_routes(router, routing, x) and _knows(stack, x)):
         return usual(hidden_states)
     _, shares, index = routing.in_order(router(x, *(getattr(mlp, name) for name in given)))
     gate, beside = stack.forward.args[2], int(shared is not None)
-    parts = _few(stack, gate, x, index, shares, in_parts=True, beside=beside)
+    parts = _by_kernels(stack, gate, x, index, shares, in_parts=True, beside=beside)
     if parts is None:
         return usual(hidden_states)
     if shared is not None:
@@ -288,7 +323,7 @@ def _put(shared: Any, x: Tensor, out: Tensor) -> None:
         out.copy_(shared(x))
 
 
-def _few(
+def _by_kernels(
     stack: Any,
     gate: tuple[str, tuple[float, float] | None],
     x: Tensor,
@@ -298,22 +333,34 @@ def _few(
     in_parts: bool = False,
     beside: int = 0,
 ) -> Tensor | None:
-    """The experts of few tokens by our kernels, see there; None if that takes another way."""
+    """The experts of each token by our kernels, see there; None if that takes another way."""
     if not _knows(stack, x) or index.dim() != 2:
         return None
     from manyhands.model.kernels import experts as own
+    from manyhands.model.kernels import experts_many as many
 
-    if len(x) > own.MOST_TOKENS or index.shape[1] > own.MOST_CHOSEN:
+    if index.shape[1] > own.MOST_CHOSEN:
         return None
     if isinstance(stack, Mxfp4Stack):
-        return None if beside else stack.product(x, index, shares, in_parts=in_parts)
+        if len(x) > own.MOST_TOKENS or beside:
+            return None
+        return stack.product(x, index, shares, in_parts=in_parts)
+    weights = _parts_of(stack, gate)
+    tokens, chosen = index.shape
+    is_many = many.is_faster(tokens, chosen, len(weights[0].weight))
+    made = many.experts if is_many else own.experts
+    return made(x, index, shares, *weights, in_parts=in_parts, beside=beside)
+
+
+def _parts_of(stack: Any, gate: tuple[str, tuple[float, float] | None]) -> Any:
+    """Both weights and the gate of a stack in 16 bits, as kernels know them."""
+    from manyhands.model.kernels import experts as own
+
     both, down = (
         own.ExpertWeights(getattr(stack, name), getattr(stack, f"{name}_bias", None))
         for name in _WEIGHTS
     )
-    return own.experts(
-        x, index, shares, both, down, own.ExpertGate(*gate), in_parts=in_parts, beside=beside
-    )
+    return both, down, own.ExpertGate(*gate)
 
 
 def _route(
@@ -357,15 +404,14 @@ def _logits(router: Any, routing: Routing, x: Tensor) -> Tensor:
 
 
 def _routes(router: Any, routing: Routing, x: Tensor) -> bool:
-    """Whether our kernels choose for so many tokens; this router's weight may be of float32 where logits are."""
+    """Whether our kernels choose; this router's weight may be of float32 where logits are."""
     weight = routing.weight_of(router)
     is_wide = routing.is_wide and weight.dtype == torch.float32 and weight.is_contiguous()
     if not (_is_for(x) if is_wide else _is_for(x, weight)):
         return False
     from manyhands.model.kernels import experts as own
 
-    is_large = len(weight) > own.MOST_EXPERTS or routing.chosen > own.MOST_CHOSEN
-    return len(x) <= own.MOST_TOKENS and not is_large
+    return len(weight) <= own.MOST_EXPERTS and routing.chosen <= own.MOST_CHOSEN
 
 
 def _knows(stack: Any, x: Tensor) -> bool:

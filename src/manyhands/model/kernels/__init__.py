@@ -5,7 +5,7 @@ time lost. `norms` joins a residual sum with the norms around it, `gated` an act
 `rows` scales activations to float8, `skinny` and `w4a16` multiply few tokens with ordinary weights and
 with such of four bits (`w4a16_ring` is how these come to a program when tokens are fewest, by what `copies`
 has), `gate_up` up to 128 tokens with both halves of a gated weight, `ring` 33 to 128 with weights that fill
-Hopper's processors evenly, `experts` tokens with the weights of the experts that were chosen for them, `mxfp4`
+Hopper's processors evenly, `experts` tokens with the weights of the experts that were chosen for them, `experts_many` those of prompts, `mxfp4`
 with such of four bits, whose share of a thread `fragments` has in common with `w4a16`, and `drawing` takes tokens from
 logits. Each has a twin in plain torch beside the module that calls it: the twin is what runs on a CPU, where
 Triton is missing, and in the tests that judge the kernel.
@@ -47,6 +47,12 @@ def run_on(device: torch.device) -> bool:
 def triton_is_here() -> bool:
     """Whether the package is installed."""
     return importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def have_warpgroups(device: torch.device) -> bool:
+    """Whether four warps multiply as one, from shared memory (Hopper and later); what is no CUDA device counts as such a one."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @functools.cache

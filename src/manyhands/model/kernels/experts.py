@@ -48,6 +48,10 @@ _LEAST_COLUMNS = 16  # tensor cores take no fewer
 MOST_CHOSEN = 16  # experts of a token
 MOST_EXPERTS = 1024
 _SUMS = 1024  # outputs of a program that adds up
+_LISTED_AT_ONCE, _WARPS_OF_MANY = (
+    8192,
+    16,
+)  # pairs, and warps of a program that lists those of many tokens
 
 
 @dataclass(frozen=True)
@@ -152,25 +156,29 @@ def _choose(
     tl.store(index + at, where.to(index.dtype.element_ty), mask=place < C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("T",))
 def _list(
     index,  # [T, C]
     pairs,  # [E, T]: token * C + place
     counts,  # [E]
     T,
     C: tl.constexpr,
-    BLOCK: tl.constexpr,  # at least T * C
+    BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Program (expert)."""
     expert = tl.program_id(0)
-    pair = tl.arange(0, BLOCK)
+    its = pairs + expert.to(tl.int64) * T
     take_over(OVERLAP)
-    is_its = tl.load(index + pair, mask=pair < T * C, other=-1) == expert
-    behind = tl.cumsum(is_its.to(tl.int32), 0)
-    # An expert that a token has twice would be another one's list.
-    tl.store(pairs + expert * T + behind - 1, pair, mask=is_its & (behind <= T))
-    tl.store(counts + expert, tl.minimum(tl.max(behind), T))
+    found = 0
+    for at in range(0, T * C, BLOCK):
+        pair = at + tl.arange(0, BLOCK)
+        is_its = tl.load(index + pair, mask=pair < T * C, other=-1) == expert
+        behind = found + tl.cumsum(is_its.to(tl.int32), 0)
+        # An expert that a token has twice would be another one's list.
+        tl.store(its + behind - 1, pair, mask=is_its & (behind <= T))
+        found = tl.max(behind)
+    tl.store(counts + expert, tl.minimum(found, T))
 
 
 @triton.jit
@@ -370,9 +378,9 @@ def _expert_down(
     tl.store(out + where, acc, mask=(n < N)[:, None] & is_chosen[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("T",))
 def _add_up(
-    parts,  # [C, T, N] float32
+    parts,  # [C, T, N]
     out,  # [T, N]
     T,
     N,
@@ -386,7 +394,8 @@ def _add_up(
     take_over(OVERLAP)
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for number in tl.static_range(C):
-        total += tl.load(parts + (number * T + token) * N + n, mask=n < N, other=0.0)
+        at = parts + (number * T + token) * N + n
+        total += tl.load(at, mask=n < N, other=0.0).to(tl.float32)
     tl.store(out + token * N + n, total.to(out.dtype.element_ty), mask=n < N)
 
 
@@ -410,7 +419,7 @@ def choose(
     assert experts <= MOST_EXPERTS, experts
     logits = logits.contiguous()
     shares = logits.new_empty(tokens, chosen, dtype=dtype)
-    index = _places(tokens, chosen, dtype=torch.int64, device=logits.device)
+    index = places(tokens, chosen, device=logits.device, dtype=torch.int64)
     if tokens:
         kernel: Any = _choose
         kernel[(tokens,)](
@@ -515,7 +524,7 @@ def experts(
 
 
 def add_up(parts: Tensor, out: Tensor) -> Tensor:
-    """Sums, into out [T, N], of what the experts of each token give: parts [C, T, N] in float32, added in their order."""
+    """Sums, into out [T, N], of what the experts of each token give: parts [C, T, N], added in float32 in their order."""
     chosen, tokens, outputs = parts.shape
     kernel: Any = _add_up
     kernel[(tokens, triton.cdiv(outputs, _SUMS))](
@@ -531,20 +540,23 @@ def add_up(parts: Tensor, out: Tensor) -> Tensor:
 def list_pairs(index: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     """The pairs of a token and a place [E, T] that have each expert of `index` [T, C], the first ones first, and their number [E]."""
     tokens, chosen = index.shape
-    pairs = _places(num_experts, tokens, dtype=torch.int32, device=index.device)
-    counts = _places(num_experts, dtype=torch.int32, device=index.device)
+    pairs = places(num_experts, tokens, device=index.device)
+    counts = places(num_experts, device=index.device)
+    block, warps = _LISTED_AT_ONCE, _WARPS_OF_MANY
+    if tokens <= MOST_TOKENS:
+        block, warps = min(block, int(triton.next_power_of_2(tokens * chosen))), 4
     kernel: Any = _list
     kernel[(num_experts,)](
         *(index, pairs, counts, tokens),
         C=chosen,
-        BLOCK=int(triton.next_power_of_2(tokens * chosen)),
-        num_warps=4,
+        BLOCK=block,
+        num_warps=warps,
         **launch_options(index.device),
     )
     return pairs, counts
 
 
-def _places(*size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def places(*size: int, device: torch.device, dtype: torch.dtype = torch.int32) -> Tensor:
     """Room for integers by which the next kernel finds weights and tokens; zeros where the one that writes them may not run."""
     make = torch.zeros if may_launch_nothing() else torch.empty
     return make(*size, dtype=dtype, device=device)
