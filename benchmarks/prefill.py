@@ -7,7 +7,8 @@ meets it: from its submission to its first token, nothing shared and nothing fou
 so many tokens, plus the attention's limit in all layers. The gate of a pass: its last token's logits against plain
 torch attention; with experts also the modelling code's, which are given the choices of our routers (`benchmarks/routers.py`), and its
 routers have to find hardly one far from their own. The floor knows neither experts nor other heads, and stands for networks without them. Each prompt is another one; the first two of its length, of which one
-is recorded, are not counted. Experts in 16 bits are timed a second time, in turns: by the modelling code's experts and routers.
+is recorded, are not counted. Between two series with experts in 16 bits stands one with the
+modelling code's experts and routers.
 """
 
 from __future__ import annotations
@@ -105,17 +106,12 @@ class Prefill(Attention):
         if not (gate.is_green and alike.is_green):
             self.results.add("red", **found)
             return
-        repeats = 1 if self.arguments.tiny else REPEATS
-        is_compared = has_routers and not self.shape.is_mxfp4
-        seconds: list[float] = []
+        seconds = self._seconds(engine, length, numbers)
         seconds_before: list[float] = []
-        for _ in range(2 + repeats):
-            seconds.append(first_token(engine, self._prompt(numbers, engine, length)))
-            if is_compared:
-                with as_before(engine):
-                    prompt = self._prompt(numbers, engine, length)
-                    seconds_before.append(first_token(engine, prompt))
-        seconds, seconds_before = seconds[2:], seconds_before[2:]
+        if has_routers and not self.shape.is_mxfp4:
+            with as_before(engine):
+                seconds_before = self._seconds(engine, length, numbers)
+            seconds += self._seconds(engine, length, numbers)
         middle = statistics.median(seconds)
         cells = self.results.content.get("cells", [])
         limit = next((c["us_limit"] for c in cells if c["name"] == f"0 {length}"), None)
@@ -132,6 +128,15 @@ class Prefill(Attention):
             **_before(seconds_before, middle),
             tokens_per_second=round(length / middle),
         )
+
+    def _seconds(self, engine: Engine, length: int, numbers: random.Random) -> list[float]:
+        """Until the first tokens of some prompts. Passes that were recorded before are made anew."""
+        forget = getattr(executor_of(engine).passes, "forget", None)
+        if forget is not None:
+            forget()
+        repeats = 1 if self.arguments.tiny else REPEATS
+        prompts = [self._prompt(numbers, engine, length) for _ in range(2 + repeats)]
+        return [first_token(engine, prompt) for prompt in prompts][2:]
 
     def _prompt(self, numbers: random.Random, engine: Engine, length: int) -> tuple[int, ...]:
         return tuple(numbers.randrange(2, engine.facts.vocab_size) for _ in range(length))

@@ -48,10 +48,7 @@ _LEAST_COLUMNS = 16  # tensor cores take no fewer
 MOST_CHOSEN = 16  # experts of a token
 MOST_EXPERTS = 1024
 _SUMS = 1024  # outputs of a program that adds up
-_LISTED_AT_ONCE, _WARPS_OF_MANY = (
-    8192,
-    16,
-)  # pairs, and warps of a program that lists those of many tokens
+_LISTED, _LISTING_WARPS = 8192, 8  # pairs at once, and warps, where tokens are many
 
 
 @dataclass(frozen=True)
@@ -542,7 +539,7 @@ def list_pairs(index: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     tokens, chosen = index.shape
     pairs = places(num_experts, tokens, device=index.device)
     counts = places(num_experts, device=index.device)
-    block, warps = _LISTED_AT_ONCE, _WARPS_OF_MANY
+    block, warps = _LISTED, _LISTING_WARPS
     if tokens <= MOST_TOKENS:
         block, warps = min(block, int(triton.next_power_of_2(tokens * chosen))), 4
     kernel: Any = _list

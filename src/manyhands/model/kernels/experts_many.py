@@ -67,11 +67,12 @@ class Tiles:
         return replace(self, stages=max(1, min(self.stages, room // one)))
 
 
-_LEAST_EACH, _LEAST_WIDE = 32, 64  # tokens of an expert, if all have as many
+_SMALL = Tiles(rows=64, outputs=64, warps=4, stages=3)
+_LEAST_EACH, _LEAST_WIDE = 24, 64  # tokens of an expert, if all have as many
 TILES = (
     _WIDE := (Tiles(), Tiles(outputs=256)),
-    _NARROW := (Tiles(rows=64, warps=4),) * 2,
-    _OF_SINGLE_WARPS := (Tiles(rows=64, outputs=64, warps=4, stages=3),) * 2,
+    _NARROW := (_SMALL, replace(_SMALL, outputs=128)),
+    _OF_SINGLE_WARPS := (_SMALL, _SMALL),
 )
 
 
