@@ -131,8 +131,8 @@ _READY = ("ready_read_s", "ready_loaded_s", "ready_loaded_by_host_s")
 
 
 def prefill_passes() -> str:
-    """Whole passes of one prompt, and the attention of one of their layers."""
-    rows = []
+    """Whole passes of one prompt, in every way, and the attention of one of their layers."""
+    rows, ways = [], ("ms_launched", "ms_before")
     for name, shape in SHAPES.items():
         found = result(f"prefill_{name}")
         for line in (found or {}).get("passes", []):
@@ -144,6 +144,7 @@ def prefill_passes() -> str:
                     f"{alone['us']:.1f} ({alone['us_limit']:.1f})" if alone else "",
                     f"{line['ms']:.1f}"
                     + (f" ({line['floor_ms']:.1f})" if "floor_ms" in line else ""),
+                    *(f"{line[way]:.1f}" if way in line else "" for way in ways),
                     f"{line['tokens_per_second'] / 1e3:.1f}",
                 ]
             )
@@ -152,8 +153,11 @@ def prefill_passes() -> str:
         "tokens",
         "attention of a layer, µs (limit)",
         "to the first token, ms (floor)",
+        "launch by launch",
+        "by the modelling code's experts",
+        "thousand tokens/s",
     ]
-    return table([*head, "thousand tokens/s"], rows) if rows else NOTHING_YET
+    return table(head, rows) if rows else NOTHING_YET
 
 
 def guesses_in_time() -> str:

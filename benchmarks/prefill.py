@@ -1,4 +1,4 @@
-"""Prompts of 2 k and 8 k: attention of one layer, and the whole pass up to the first token behind it.
+"""Prompts of 1 k to 8 k: attention of one layer, and the whole pass up to the first token behind it.
 
     python -m benchmarks.prefill --minutes 1                          Qwen3-8B shapes on one GPU
 
@@ -6,9 +6,12 @@ The attention is that of `attention.py` (its gate, its limit, its stopwatch), fo
 meets it: from its submission to its first token, nothing shared and nothing found. Beside it stands a floor: linear layers at
 so many tokens, plus the attention's limit in all layers. The gate of a pass: its last token's logits against plain
 torch attention; with experts also the modelling code's, which are given the choices of our routers (`benchmarks/routers.py`), and its
-routers have to find hardly one far from their own. The floor knows neither experts nor other heads, and stands for networks without them. Each prompt is another one; the first two of its length, of which one
-is recorded, are not counted. Between two series with experts in 16 bits stands one with the
-modelling code's experts and routers.
+routers have to find hardly one far from their own. The floor knows neither experts nor other heads, and stands for networks without them. Each prompt is another one; the first two
+of each way are not counted. The ways, in turns, in an engine that got ready as a server does:
+
+    ms             as users have it
+    ms_launched    launch by launch, without recordings
+    ms_before      the same by the modelling code's experts and routers, where experts have 16 bits
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ import argparse
 import random
 import statistics
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -37,6 +42,7 @@ from benchmarks.routers import (
     as_before,
     given_choices,
     routers_of,
+    unrecorded,
     watched_routers,
 )
 from benchmarks.shapes import SHAPES, TINY, Shape
@@ -47,7 +53,7 @@ from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 
-LENGTHS, REPEATS = (2048, 8192), 5
+LENGTHS, NOT_COUNTED, COUNTED = (1100, 2048, 8192), 2, 5
 
 
 class Prefill(Attention):
@@ -89,6 +95,9 @@ class Prefill(Attention):
                 weights="dummy",
                 memory_tokens=4 * max(self.lengths) + 4096,
             )
+        began = time.perf_counter()
+        engine.get_ready()
+        self.results.put(seconds_to_get_ready=round(time.perf_counter() - began, 3))
         for length in self.lengths:
             if not self.clock.allows(5):
                 self.results.leave_out(f"passes of {length}", "no time")
@@ -107,12 +116,7 @@ class Prefill(Attention):
             self.results.add("red", **found)
             return
         seconds = self._seconds(engine, length, numbers)
-        seconds_before: list[float] = []
-        if has_routers and not self.shape.is_mxfp4:
-            with as_before(engine):
-                seconds_before = self._seconds(engine, length, numbers)
-            seconds += self._seconds(engine, length, numbers)
-        middle = statistics.median(seconds)
+        middle = statistics.median(seconds["ms"])
         cells = self.results.content.get("cells", [])
         limit = next((c["us_limit"] for c in cells if c["name"] == f"0 {length}"), None)
         floors = {}
@@ -122,32 +126,35 @@ class Prefill(Attention):
         self.results.add(
             "passes",
             **found,
-            ms=round(1e3 * middle, 3),
-            ms_worst=round(1e3 * max(seconds), 3),
+            **{way: round(1e3 * statistics.median(found), 3) for way, found in seconds.items()},
+            ms_worst=round(1e3 * max(seconds["ms"]), 3),
             **floors,
-            **_before(seconds_before, middle),
             tokens_per_second=round(length / middle),
         )
 
-    def _seconds(self, engine: Engine, length: int, numbers: random.Random) -> list[float]:
-        """Until the first tokens of some prompts. Passes that were recorded before are made anew."""
-        forget = getattr(executor_of(engine).passes, "forget", None)
-        if forget is not None:
-            forget()
-        repeats = 1 if self.arguments.tiny else REPEATS
-        prompts = [self._prompt(numbers, engine, length) for _ in range(2 + repeats)]
-        return [first_token(engine, prompt) for prompt in prompts][2:]
+    def _seconds(
+        self, engine: Engine, length: int, numbers: random.Random
+    ) -> dict[str, list[float]]:
+        """Until the first tokens of some prompts, in every way in turns."""
+        ways: dict[str, list[Callable[[Engine], AbstractContextManager[None]]]] = {
+            "ms": [],
+            "ms_launched": [unrecorded],
+        }
+        if routers_of(engine) and not self.shape.is_mxfp4:
+            ways["ms_before"] = [unrecorded, as_before]
+        seconds: dict[str, list[float]] = {way: [] for way in ways}
+        for _ in range(2 if self.arguments.tiny else NOT_COUNTED + COUNTED):
+            for way, contexts in ways.items():
+                with ExitStack() as stack:
+                    for context in contexts:
+                        stack.enter_context(context(engine))
+                    prompt = self._prompt(numbers, engine, length)
+                    seconds[way].append(first_token(engine, prompt))
+        not_counted = 1 if self.arguments.tiny else NOT_COUNTED
+        return {way: each[not_counted:] for way, each in seconds.items()}
 
     def _prompt(self, numbers: random.Random, engine: Engine, length: int) -> tuple[int, ...]:
         return tuple(numbers.randrange(2, engine.facts.vocab_size) for _ in range(length))
-
-
-def _before(seconds: list[float], middle: float) -> dict[str, float]:
-    """What the same network takes by the modelling code's experts and routers, if it was asked."""
-    if not seconds:
-        return {}
-    before = statistics.median(seconds)
-    return {"ms_before": round(1e3 * before, 3), "times_as_fast": round(before / middle, 3)}
 
 
 def check_prompt(engine: Engine, prompt: tuple[int, ...]) -> tuple[Checked, Alike]:

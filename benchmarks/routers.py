@@ -92,7 +92,7 @@ def watched_routers(engine: Engine, note: Callable[[int, ChosenExperts], None]) 
     def chosen(number: int, router: nn.Module, given: object, out: _Given) -> None:
         note(number, ChosenExperts(*_in_order(router, out)[1:]))
 
-    with _hooked(engine, chosen), _unrecorded(engine):
+    with _hooked(engine, chosen), unrecorded(engine):
         yield
 
 
@@ -144,7 +144,7 @@ def _hooked(engine: Engine, hook: Callable[..., Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _unrecorded(engine: Engine) -> Iterator[None]:
+def unrecorded(engine: Engine) -> Iterator[None]:
     """Passes are made launch by launch meanwhile."""
     executor = executor_of(engine)
     recorded = executor.passes

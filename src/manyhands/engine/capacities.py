@@ -44,7 +44,15 @@ _MERGES = (2, 4, 8, 16, 32, 64)  # partials of a token that are merged at once
 _FEW_PARTIALS = 4  # of a token, as completions have; merged by programs of several heads
 _LEAST_LONE = 8  # tokens of a recording of `Wide.LONE`
 _PARTIALS_LONE = 4  # of a lone row: what it was given and what it writes, each in two splits
-AHEAD = 768  # tokens of the largest wide recording: a part of a prompt, and what many others write
+# Tokens of the largest wide recording: a prompt that comes alone. Launched one by one such a pass would wait for the host, for
+# twice as long as it takes on the device and longer (`benchmarks/results/prompts_recorded.json`).
+AHEAD = 2048
+_MOST_OF_PARTS = (
+    768  # tokens of the largest one for parts of prompts, and what others write meanwhile
+)
+# Of those for more: strips that a prompt's token reads (what all have, a conversation, the prompt), and tokens from which on large
+# tiles are specialised, as one prompt of so many wants them.
+_STRIPS_OF_A_PROMPT, _LONG = 3, 1536
 # Tokens of a pass up to which every wide recording has one kind of tiles, mostly small ones, and up to which there is one
 # of small tiles alone. Recordings of `Wide.ENDED` always have one kind.
 ALL_SMALL, MOST_ALONE = 32, 256
@@ -56,7 +64,17 @@ _MOST_OF_LATENTS = 1024  # items of each of their recordings, at least
 _USUAL_GROUP, _USUAL_HEADS = 5, 8
 _SPLITS_OF_FEW = 2.0  # a processor, over all strips and heads
 _MUCH_MORE = 1.5  # times the keys that tiles for eight would load
-_AMPLE = (128, 160, 192, 256, 320, 384, 512, 640, AHEAD)  # tokens of recordings of `Wide.AMPLE`
+_AMPLE = (
+    128,
+    160,
+    192,
+    256,
+    320,
+    384,
+    512,
+    640,
+    _MOST_OF_PARTS,
+)  # tokens of recordings of `Wide.AMPLE`
 _MOST_ROWS = 256  # of the others: the head's product is of as many, padding too
 # Bytes that a device has free for ample ones to be made: passes of thousands of tokens, which have none, want some, too.
 SPARE = 1 << 30
@@ -239,10 +257,14 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
     tiles = _TILES_OF_A_ROW * tokens if kind is Wide.SEVERAL else 0
     # Of few key heads each strip has many splits, and each leaves a partial for every token of its tile.
     of_splits = 0 if is_narrow else items * max(1, small_rows // tiling.group)
+    is_specialised = kind is Wide.LARGE and tokens >= _LONG and tiling.specialised_rows > 0
     large_rows = power_of_two(max(tiling.large_rows, tiling.group))
+    large_rows = tiling.specialised_rows if is_specialised else large_rows
     # A part of a prompt fills tiles of its own: the more query heads a key head has, the fewer tokens in each. Beside them stand
     # those of other strips, which so many heads make large sooner; and of few key heads all are cut until every processor has one.
-    of_prompt = -(-tokens // (large_rows // tiling.group))
+    strips = 1 if tokens <= _MOST_OF_PARTS else _STRIPS_OF_A_PROMPT
+    of_prompt = strips * -(-tokens // (large_rows // tiling.group))
+    reads = 0 if tokens <= _MOST_OF_PARTS else strips * tokens
     are_usual = tiling.group <= _USUAL_GROUP and tiling.num_kv_heads >= _USUAL_HEADS
     beside = max(16 if are_usual else 64, tiling.num_processors // tiling.num_kv_heads)
     # Merging looks at as many partials of a token as there may be, so crowds have no more room than they need. Networks of few key
@@ -252,15 +274,16 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
     wide = Capacity(
         tokens=tokens,
         rows=min(tokens, _MOST_ROWS),
-        entries=max(256, 64 * many),
+        entries=max(256, 64 * many + reads),
         pages=LEAST.pages * (8 if is_narrow else 16),
         small=max(LEAST.small, items, most),
         large=max(LEAST.small, of_prompt + beside) if has_large else 0,
-        partials=max(1024, 64 * many, of_splits),
+        partials=max(1024, 64 * many + reads, of_splits),
         most_partials=32 if is_narrow else of_one,
         small_rows=small_rows,
         large_rows=large_rows if has_large else 0,
         occupancy=occupancy_of(tiles, tiling) if is_narrow else Occupancy.MANY,
+        is_specialised=is_specialised and has_large,
     )
     if kind is Wide.LONE:
         return _of_lone_rows(wide, tiling)
