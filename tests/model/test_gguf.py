@@ -57,6 +57,10 @@ NETWORKS = {
 }
 
 
+LINEAR = {"llama.rope.scaling.type": "linear"}
+YARN = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+
+
 def _write(path: Path, name: str = "llama", kind: Kind = Kind.F32, **more: Any) -> Any:
     return write(path, tiny_model(NETWORKS[name]), kind, **more)
 
@@ -337,6 +341,35 @@ def test_what_is_not_understood_is_refused_by_name(
         ({"llama.attention.head_count": 0}, "0 as llama.attention.head_count"),
         ({"llama.rope.freq_base": float("nan")}, "nan as llama.rope.freq_base"),
         ({"tokenizer.ggml.bos_token_id": 999}, "999 as bos_token_id, of 28 tokens"),
+        (
+            {"tokenizer.ggml.bos_token_id": [1]},
+            "'[1]' as tokenizer.ggml.bos_token_id; expected the",
+        ),
+        ({"tokenizer.ggml.unknown_token_id": True}, "'True' as tokenizer.ggml.unknown_token_id"),
+        ({"tokenizer.chat_template": ["a"]}, "as tokenizer.chat_template; expected a text"),
+        ({"tokenizer.ggml.scores": ["a"]}, "as tokenizer.ggml.scores; expected a list of numbers"),
+        ({"tokenizer.ggml.add_bos_token": 1}, "'1' as tokenizer.ggml.add_bos_token; expected true"),
+        (
+            {**LINEAR, "llama.rope.scaling.factor": 0.0},
+            "0.0 as llama.rope.scaling.factor; expected a",
+        ),
+        (
+            {**LINEAR, "llama.rope.scaling.factor": "x"},
+            "x as llama.rope.scaling.factor; expected a",
+        ),
+        (LINEAR, "nothing as llama.rope.scaling.factor; expected a number above 0"),
+        (
+            {**YARN, "llama.rope.scaling.original_context_length": 0},
+            "0 as llama.rope.scaling.original_context_length; expected a whole number",
+        ),
+        (
+            {
+                "llama.attention.head_count": 7,
+                "llama.attention.key_length": None,
+                "llama.attention.value_length": None,
+            },
+            "facts that make no configuration",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_named(tmp_path: Path, facts: dict[str, Any], named: str) -> None:

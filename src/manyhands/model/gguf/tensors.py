@@ -174,6 +174,11 @@ def _split(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     numbers = blocks[..., :halves].contiguous().view(torch.float16)  # [N, G, 1 or 2]
     nibbles = blocks[..., halves:]
     q = torch.cat((nibbles & 0xF, nibbles >> 4), dim=-1)
+    if not bool(numbers.isfinite().all()):
+        raise UnsupportedModel(
+            "its blocks have scales that are not finite",
+            hint="the file is damaged; download it again",
+        )
     scales = numbers[..., 0].t().contiguous()
     return q, scales, numbers[..., 1].t().contiguous() if halves == 4 else None
 
