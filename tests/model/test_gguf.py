@@ -7,6 +7,8 @@ places and with numbers of its header replaced: each must end in an error of our
 from __future__ import annotations
 
 import json
+import os
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -200,6 +202,17 @@ def test_factors_that_do_not_fit_are_refused(tmp_path: Path, count: int, kind: s
         _load(tmp_path / "it.gguf")
 
 
+@pytest.mark.parametrize("factor", [0.0, -1.0, float("nan")])
+def test_a_factor_that_nothing_is_divided_by_is_named(tmp_path: Path, factor: float) -> None:
+    factors = np.ones(SIZES["head_dim"] // 2, np.float32)
+    factors[3] = factor
+    _write(tmp_path / "it.gguf", tensors={"rope_freqs.weight": factors})
+    with pytest.raises(
+        ModelNotFound, match=r"rope_freqs\.weight with a number that is not above 0"
+    ):
+        _load(tmp_path / "it.gguf")
+
+
 @pytest.mark.parametrize("kind", ["linear", "yarn"])
 def test_scaled_rotations(tmp_path: Path, kind: str) -> None:
     rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}
@@ -388,6 +401,43 @@ def test_tensors_that_are_missing_or_unknown(tmp_path: Path) -> None:
     content = _small(path)
     path.write_bytes(content.replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_xx.weight"))
     with pytest.raises(ModelNotFound, match=r"no weights for model\.layers\.1\.mlp\.up_proj"):
+        _load(path)
+
+
+def test_two_tensors_for_one_place_are_named(tmp_path: Path) -> None:
+    """The last one was taken."""
+    path = tmp_path / "it.gguf"
+    _write(path, tensors={"model.norm.weight": np.zeros(64, np.float32)})
+    with pytest.raises(ModelNotFound, match=r"place: output_norm\.weight and model\.norm\.weight"):
+        _load(path)
+
+
+def test_a_scale_that_is_no_number_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "it.gguf"
+    _write(path, kind=Kind.Q4_0)
+    start = read_header(path).tensors["blk.0.ffn_up.weight"].start
+    content = bytearray(path.read_bytes())
+    content[start : start + 2] = struct.pack("<e", float("nan"))
+    path.write_bytes(content)
+    with pytest.raises(UnsupportedModel, match=r"up_proj: its blocks have scales that are not fin"):
+        _load(path)
+
+
+@pytest.mark.parametrize("name", ["output_norm.weight", "rope_freqs.weight"])
+def test_a_tensor_larger_than_all_memory_is_not_read(tmp_path: Path, name: str) -> None:
+    """A file may be of holes, and take no room on a disk."""
+    path = tmp_path / "it.gguf"
+    _write(path, tensors={"rope_freqs.weight": np.ones(SIZES["head_dim"] // 2, np.float32)})
+    tensor = read_header(path).tensors[name]
+    content, first = bytearray(path.read_bytes()), tensor.start
+    begin = min(each.start for each in read_header(path).tensors.values())
+    entry = struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", 1)
+    at = content.index(entry) + len(entry)
+    assert struct.unpack_from("<QIQ", content, at) == (*tensor.shape, 0, first - begin)
+    struct.pack_into("<Q", content, at, 1 << 35)
+    path.write_bytes(content)
+    os.truncate(path, first + (4 << 35))
+    with pytest.raises(ModelNotFound, match=rf"{re.escape(name)}.* \(34359738368,\)"):
         _load(path)
 
 

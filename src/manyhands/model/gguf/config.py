@@ -147,6 +147,8 @@ def _rotations(
             raise _refused(
                 header, f"{ROPE_FACTORS} of {len(factors)} numbers beside {kind!r} scaling"
             )
+        if not all(np.isfinite(factor) and factor > 0 for factor in factors):
+            raise damaged(str(header.path), f"{ROPE_FACTORS} with a number that is not above 0")
         # Frequencies divided by factors that do not depend on the length: longrope with one set for both.
         return {
             "rope_type": "longrope",
