@@ -367,6 +367,30 @@ def test_experts_keep_their_bits_in_parts(
 # -- what cannot be cut, or is damaged -----------------------------------------------------------------
 
 
+@pytest.mark.parametrize("others", ["a file", "shards", "by other names"])
+def test_parts_have_the_weights_of_the_whole_and_no_others(others: str, tmp_path: Path) -> None:
+    """Of several files the same are read: what lies beside them may be older, or the same by other names."""
+    saved(ZOO["llama"](), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    doubled = {key: 2 * each for key, each in tensors.items()}
+    name = "z.safetensors" if others == "a file" else "model-00001-of-00001.safetensors"
+    if others == "by other names":
+        (tmp_path / "model.safetensors").rename(tmp_path / name)
+        _index(tmp_path / "model.safetensors.index.json", name, tensors)
+        native = {f"native.{key}": each for key, each in doubled.items()}
+        save_file(native, tmp_path / "consolidated.safetensors", {"format": "pt"})
+        _index(tmp_path / "consolidated.safetensors.index.json", "consolidated.safetensors", native)
+    else:
+        save_file(doubled, tmp_path / name, {"format": "pt"})
+    if others == "shards":
+        _index(tmp_path / "model.safetensors.index.json", name, doubled)
+    assert float((together(tmp_path, 2) - whole(tmp_path)).abs().max()) < FLOAT32
+
+
+def _index(place: Path, file: str, tensors: dict[str, Tensor]) -> None:
+    place.write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(tensors, file)}))
+
+
 UP = "model.layers.1.mlp.up_proj.weight"
 CORRECTION = "model.layers.1.mlp.gate.e_score_correction_bias"
 
