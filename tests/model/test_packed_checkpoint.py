@@ -362,6 +362,12 @@ def test_a_broken_checkpoint_has_one_clear_error(case: str, tmp_path: Path) -> N
     assert caught.value.hint
 
 
+def test_experts_one_by_one_are_not_missing(tmp_path: Path) -> None:
+    _write(tmp_path, "qwen3_moe", "awq")
+    with pytest.raises(UnsupportedModel, match=r"one by one \(model\.layers\.0\.mlp\.experts\.0\."):
+        _load(tmp_path)
+
+
 @pytest.mark.parametrize("size", [(), (2,)], ids=str)
 def test_a_buffer_of_another_shape_is_named(size: tuple[int, ...], tmp_path: Path) -> None:
     """Torch would repeat one number, and end in an error of its own with two."""

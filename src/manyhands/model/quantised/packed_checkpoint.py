@@ -226,6 +226,14 @@ class _Tensors:
 
     def take(self, key: str) -> Tensor:
         if key not in self.left:
+            first = f"{key.rpartition('.')[0]}.0."  # an expert
+            alone = min((each for each in self.left if each.startswith(first)), default=None)
+            if alone is not None:
+                raise UnsupportedModel(
+                    f"the checkpoint {self.name!r} has experts one by one ({alone}), expected one stack beside packed "
+                    f"layers ({key})",
+                    hint="use a checkpoint that is not quantised",
+                )
             raise damaged(self.name, f"no weights for {key}")
         return self.left.pop(key).get_tensor(key)
 
