@@ -23,9 +23,9 @@ pytest.importorskip("triton", reason="Triton comes for Linux only")
 import triton
 import triton.language as tl
 
-from manyhands.attention import triton_backend
+from manyhands.attention import eight_bits, triton_backend
 from manyhands.attention.attend import LayerCall
-from manyhands.attention.kernels.eight_bits import parted
+from manyhands.attention.kernels.eight_bits import parted, rounded
 from manyhands.attention.prepared import Capacity, Prepared, pack
 from manyhands.attention.rotary import Rope
 from manyhands.attention.store import LayerShape, LayerStore
@@ -875,6 +875,29 @@ def _part(words, even, odd, SIZE: tl.constexpr, DTYPE: tl.constexpr):  # type: i
     low, high = parted(tl.load(words + at), DTYPE)
     tl.store(even + at, low)
     tl.store(odd + at, high)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _round(x, integers, scales, ROWS: tl.constexpr, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Rows x [ROWS, SIZE] as integers, in float32, and their scales."""
+    row, at = tl.arange(0, ROWS), tl.arange(0, SIZE)
+    found, scale = rounded(tl.load(x + row[:, None] * SIZE + at[None, :]))
+    tl.store(integers + row[:, None] * SIZE + at[None, :], found)
+    tl.store(scales + row, scale)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # numpy's, of the interpreter
+def test_a_row_with_a_number_that_is_none_has_such_a_scale() -> None:
+    """As in plain torch. Behind a finite scale it would be read as a number."""
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
+    x[1, 3], x[2, :], x[3, 5] = float("nan"), -float("nan"), -float("inf")
+    integers, scales = torch.empty_like(x, device=DEVICE), torch.empty(4, device=DEVICE)
+    _round[(1,)](x.to(DEVICE), integers, scales, ROWS=4, SIZE=16)
+    expected, expected_scales = eight_bits.rounded(x)
+    torch.testing.assert_close(scales.cpu(), expected_scales, equal_nan=True)
+    assert torch.equal(integers[0].cpu(), expected[0].float())
+    read = integers.cpu() * scales.cpu()[:, None]
+    assert not read[1:3].isfinite().any()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ places and with numbers of its header replaced: each must end in an error of our
 from __future__ import annotations
 
 import json
+import os
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,10 @@ NETWORKS = {
     "llama with biases": hf.LlamaConfig(**SIZES, attention_bias=True),
     "qwen3 with biases": hf.Qwen3Config(**SIZES, attention_bias=True),
 }
+
+
+LINEAR = {"llama.rope.scaling.type": "linear"}
+YARN = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
 
 
 def _write(path: Path, name: str = "llama", kind: Kind = Kind.F32, **more: Any) -> Any:
@@ -192,6 +198,17 @@ def test_factors_that_do_not_fit_are_refused(tmp_path: Path, count: int, kind: s
     _write(tmp_path / "it.gguf", facts=facts if kind else None, tensors=tensors)
     with pytest.raises(
         UnsupportedModel, match=rf"rope_freqs.weight of {count} numbers beside {kind!r}"
+    ):
+        _load(tmp_path / "it.gguf")
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, float("nan")])
+def test_a_factor_that_nothing_is_divided_by_is_named(tmp_path: Path, factor: float) -> None:
+    factors = np.ones(SIZES["head_dim"] // 2, np.float32)
+    factors[3] = factor
+    _write(tmp_path / "it.gguf", tensors={"rope_freqs.weight": factors})
+    with pytest.raises(
+        ModelNotFound, match=r"rope_freqs\.weight with a number that is not above 0"
     ):
         _load(tmp_path / "it.gguf")
 
@@ -337,6 +354,35 @@ def test_what_is_not_understood_is_refused_by_name(
         ({"llama.attention.head_count": 0}, "0 as llama.attention.head_count"),
         ({"llama.rope.freq_base": float("nan")}, "nan as llama.rope.freq_base"),
         ({"tokenizer.ggml.bos_token_id": 999}, "999 as bos_token_id, of 28 tokens"),
+        (
+            {"tokenizer.ggml.bos_token_id": [1]},
+            "'[1]' as tokenizer.ggml.bos_token_id; expected the",
+        ),
+        ({"tokenizer.ggml.unknown_token_id": True}, "'True' as tokenizer.ggml.unknown_token_id"),
+        ({"tokenizer.chat_template": ["a"]}, "as tokenizer.chat_template; expected a text"),
+        ({"tokenizer.ggml.scores": ["a"]}, "as tokenizer.ggml.scores; expected a list of numbers"),
+        ({"tokenizer.ggml.add_bos_token": 1}, "'1' as tokenizer.ggml.add_bos_token; expected true"),
+        (
+            {**LINEAR, "llama.rope.scaling.factor": 0.0},
+            "0.0 as llama.rope.scaling.factor; expected a",
+        ),
+        (
+            {**LINEAR, "llama.rope.scaling.factor": "x"},
+            "x as llama.rope.scaling.factor; expected a",
+        ),
+        (LINEAR, "nothing as llama.rope.scaling.factor; expected a number above 0"),
+        (
+            {**YARN, "llama.rope.scaling.original_context_length": 0},
+            "0 as llama.rope.scaling.original_context_length; expected a whole number",
+        ),
+        (
+            {
+                "llama.attention.head_count": 7,
+                "llama.attention.key_length": None,
+                "llama.attention.value_length": None,
+            },
+            "facts that make no configuration",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_named(tmp_path: Path, facts: dict[str, Any], named: str) -> None:
@@ -355,6 +401,43 @@ def test_tensors_that_are_missing_or_unknown(tmp_path: Path) -> None:
     content = _small(path)
     path.write_bytes(content.replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_xx.weight"))
     with pytest.raises(ModelNotFound, match=r"no weights for model\.layers\.1\.mlp\.up_proj"):
+        _load(path)
+
+
+def test_two_tensors_for_one_place_are_named(tmp_path: Path) -> None:
+    """The last one was taken."""
+    path = tmp_path / "it.gguf"
+    _write(path, tensors={"model.norm.weight": np.zeros(64, np.float32)})
+    with pytest.raises(ModelNotFound, match=r"place: output_norm\.weight and model\.norm\.weight"):
+        _load(path)
+
+
+def test_a_scale_that_is_no_number_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "it.gguf"
+    _write(path, kind=Kind.Q4_0)
+    start = read_header(path).tensors["blk.0.ffn_up.weight"].start
+    content = bytearray(path.read_bytes())
+    content[start : start + 2] = struct.pack("<e", float("nan"))
+    path.write_bytes(content)
+    with pytest.raises(UnsupportedModel, match=r"up_proj: its blocks have scales that are not fin"):
+        _load(path)
+
+
+@pytest.mark.parametrize("name", ["output_norm.weight", "rope_freqs.weight"])
+def test_a_tensor_larger_than_all_memory_is_not_read(tmp_path: Path, name: str) -> None:
+    """A file may be of holes, and take no room on a disk."""
+    path = tmp_path / "it.gguf"
+    _write(path, tensors={"rope_freqs.weight": np.ones(SIZES["head_dim"] // 2, np.float32)})
+    tensor = read_header(path).tensors[name]
+    content, first = bytearray(path.read_bytes()), tensor.start
+    begin = min(each.start for each in read_header(path).tensors.values())
+    entry = struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", 1)
+    at = content.index(entry) + len(entry)
+    assert struct.unpack_from("<QIQ", content, at) == (*tensor.shape, 0, first - begin)
+    struct.pack_into("<Q", content, at, 1 << 35)
+    path.write_bytes(content)
+    os.truncate(path, first + (4 << 35))
+    with pytest.raises(ModelNotFound, match=rf"{re.escape(name)}.* \(34359738368,\)"):
         _load(path)
 
 

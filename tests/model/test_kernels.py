@@ -155,6 +155,19 @@ def test_rows_in_float8(dtype: torch.dtype) -> None:
     assert float(values.float().abs().max()) == 448.0
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")  # numpy's, of the interpreter
+def test_a_row_in_float8_without_sound_numbers_is_alone_with_them() -> None:
+    """A bound in the place of a number that is none would make products of damaged weights finite."""
+    x = _normal(4, 300)
+    x[1, 7], x[2], x[3, 5] = float("nan"), float("nan"), float("inf")
+    values, scales = rows.quantise_rows(x, torch.float8_e4m3fn if GPU else torch.float32)
+    expected, expected_scales = _plain_rows(x)
+    torch.testing.assert_close(scales[:, 0], expected_scales, equal_nan=True)
+    ours, theirs = (each.float().isnan() for each in (values, expected))
+    assert ours.sum(1).tolist() == [0, 300, 300, 1]
+    assert torch.equal(ours, theirs)
+
+
 def test_nothing_to_do() -> None:
     """A pass may have no tokens in one of its parts."""
     nothing = _normal(0, 8)

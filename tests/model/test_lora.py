@@ -249,6 +249,36 @@ def test_another_kind_is_refused_by_name(
     assert torch.equal(logits(made), logits(model()))
 
 
+@pytest.mark.parametrize("side", ["lora_B.bias", "lora_B.other.weight"])
+def test_more_than_a_pair_of_weights_is_refused(saved: Path, side: str) -> None:
+    """A bias of peft's `lora_bias` was left out without a word, and of two halves the first."""
+    tensors = load_file(saved / WEIGHTS)
+    key = next(key for key in tensors if key.endswith("q_proj.lora_B.weight"))
+    save_file(tensors | {key.replace("lora_B.weight", side): torch.ones(16)}, saved / WEIGHTS)
+    with pytest.raises(UnsupportedModel, match=rf"{side}'; expected pairs") as caught:
+        merge_lora(model(), saved)
+    assert "without biases" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "half", [torch.tensor(1.0), torch.ones(16, RANK).char(), torch.full((16, RANK), math.inf)]
+)
+def test_halves_that_are_no_matrices_of_numbers_are_refused(
+    saved: Path, half: torch.Tensor
+) -> None:
+    tensors = load_file(saved / WEIGHTS)
+    key = next(key for key in tensors if key.endswith("q_proj.lora_B.weight"))
+    save_file(tensors | {key: half}, saved / WEIGHTS)
+    made = model()
+    with pytest.raises(UnsupportedModel, match=r"as lora_B of .*q_proj' numbers of"):
+        merge_lora(made, saved)
+    assert torch.equal(logits(made), logits(model()))
+    fresh = model()
+    add_lora(fresh, RANK, ALPHA)
+    with pytest.raises(UnsupportedModel, match=r"q_proj'"):
+        load_lora(fresh, saved)
+
+
 @pytest.mark.parametrize("rank_too", [False, True])
 def test_numbers_of_an_adapter_that_are_too_large_are_refused(saved: Path, rank_too: bool) -> None:
     changed(saved, lora_alpha=10**400, r=10**400 if rank_too else RANK, use_rslora=True)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from manyhands.errors import InvalidRequest, ManyhandsError, ModelNotFound, UnsupportedModel
+from manyhands.model import kernels
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.loading import load_adapter
 from manyhands.model.quantised.linear import Quantised
@@ -159,10 +160,34 @@ def test_odd_layers() -> None:
             "qzeros": good["qzeros"].repeat(4, 1),
             "g_idx": torch.arange(64) // 16,
         },
+        # Bits of other dtypes were read as those of words of 32.
+        "qweight of torch.int16": good | {"qweight": good["qweight"].to(torch.int16)},
+        "qzeros of torch.float32": good | {"qzeros": good["qzeros"].float()},
+        "scales of torch.int8 .*expected torch.float16 or": good
+        | {"scales": good["scales"].char()},
+        r"scales of torch.float16 \[16\], .* in 2 dims": good | {"scales": good["scales"][0]},
+        r"scales of torch.float16 \[0, 16\]": good | {"scales": good["scales"][:0]},
+        "scales that are not finite": good | {"scales": good["scales"] * float("nan")},
+        # Groups were counted up to the largest, however large.
+        "the groups 0 to 1099511627776 of 64 inputs": uneven
+        | {"g_idx": torch.tensor([0] * 63 + [1 << 40])},
+        "the groups -1 to 0 of 64 inputs": good | {"g_idx": torch.tensor([-1] + [0] * 63)},
+        r"of 32 inputs \(g_idx\), expected 0 to 0 of 64": good | {"g_idx": good["g_idx"][:32]},
     }
     for words, tensors in cases.items():
         with pytest.raises(UnsupportedModel, match=words):
             GPTQ.to_layer(tensors, None)
+
+
+def test_scales_of_32_bits_go_the_slower_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel reads those of 16."""
+    monkeypatch.setattr(kernels, "usable", lambda x: True)
+    good = from_layer(Int4Linear.from_weight(torch.randn(16, 64), None), AWQ)
+    x = torch.randn(2, 64, dtype=torch.bfloat16)
+    assert AWQ.to_layer(good, None)._is_for(x)
+    wide = AWQ.to_layer(good | {"scales": good["scales"].float()}, None)
+    assert not wide._is_for(x)
+    assert torch.equal(wide(x), x @ AWQ.dequantised(good, x.dtype).t())
 
 
 # -- checkpoints -----------------------------------------------------------------------------------
@@ -297,6 +322,21 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], type[ManyhandsError], str]] = {
         UnsupportedModel,
         "experts are one stack",
     ),
+    "a bias that torch would repeat": (
+        _edit(lambda t: t.update({f"{Q}.bias": torch.ones(1)})),
+        ModelNotFound,
+        r"another shape .*q_proj.bias \(1,\), expected \(\d+,\)",
+    ),
+    "a bias of bytes": (
+        _edit(lambda t: t.update({f"{Q}.bias": torch.ones(64, dtype=torch.int8)})),
+        ModelNotFound,
+        "q_proj.bias: torch.int8",
+    ),
+    "scales of a dim less": (
+        _edit(lambda t: t.update({f"{Q}.scales": t[f"{Q}.scales"][0]})),
+        UnsupportedModel,
+        "q_proj: a packed layer has scales of torch.float16 .* in 2 dims",
+    ),
     "cut off": (
         lambda f: (f / "model.safetensors").write_bytes(
             (f / "model.safetensors").read_bytes()[:-999]
@@ -320,6 +360,21 @@ def test_a_broken_checkpoint_has_one_clear_error(case: str, tmp_path: Path) -> N
     with pytest.raises(kind, match=words) as caught:
         _load(tmp_path)
     assert caught.value.hint
+
+
+def test_experts_one_by_one_are_not_missing(tmp_path: Path) -> None:
+    _write(tmp_path, "qwen3_moe", "awq")
+    with pytest.raises(UnsupportedModel, match=r"one by one \(model\.layers\.0\.mlp\.experts\.0\."):
+        _load(tmp_path)
+
+
+@pytest.mark.parametrize("size", [(), (2,)], ids=str)
+def test_a_buffer_of_another_shape_is_named(size: tuple[int, ...], tmp_path: Path) -> None:
+    """Torch would repeat one number, and end in an error of its own with two."""
+    _write(tmp_path, "gemma4_text", "awq")
+    _edit(lambda t: t.update({"model.layers.0.layer_scalar": torch.ones(size)}))(tmp_path)
+    with pytest.raises(ModelNotFound, match=r"another shape .*layer_scalar .*, expected \(1,\)"):
+        _load(tmp_path)
 
 
 def test_four_bits_do_not_become_eight(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from manyhands.model.gguf.header import read_header
 
 # Dtypes that are computed with as they are; everything else is packed, and a quantisation entry must say how.
 PLAIN_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
+_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _FILES = ("*.safetensors", "*.safetensors.index.json")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
 _READ = (
@@ -81,19 +82,38 @@ def check_folder(folder: Path, *, with_weights: bool) -> None:
 
 def _check_index(folder: Path) -> None:
     """Raise `ModelNotFound` unless an index names files of its own folder, which are there."""
-    for index in folder.glob("*.safetensors.index.json"):
-        try:
-            listed = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
-            raise damaged(str(folder), f"an index that cannot be read ({index.name})") from error
-        for name in sorted(map(str, listed)):
-            if PurePath(name).name != name or "\\" in name or name == "..":
-                raise damaged(
-                    str(folder),
-                    f"an index that points outside of its folder ({index.name}: {name!r})",
-                )
-            if not (folder / name).is_file():
-                raise incomplete(str(folder), f"the weights {name}, which {index.name} lists")
+    index = _index_of(folder)
+    if index is None:
+        return
+    for name in _listed(str(folder), index):
+        if PurePath(name).name != name or "\\" in name or name == "..":
+            raise damaged(
+                str(folder),
+                f"an index that points outside of its folder ({index.name}: {name!r})",
+            )
+        if not (folder / name).is_file():
+            raise incomplete(str(folder), f"the weights {name}, which {index.name} lists")
+
+
+def _index_of(folder: Path) -> Path | None:
+    """The index that says which files have the weights, None where there is none.
+
+    Of several the one that transformers reads is meant: beside it there may be one of the same weights by other names, as Mistral
+    publishes them.
+    """
+    found = sorted(folder.glob("*.safetensors.index.json"))
+    return next((each for each in found if each.name == _INDEX), found[0] if found else None)
+
+
+def _listed(name: str, index: Path) -> list[str]:
+    """The names of the files that an index lists."""
+    try:
+        listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        return sorted({str(file) for file in listed})
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+        raise damaged(
+            name, f"an index that cannot be read ({index.name}: {in_short(error)})"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -105,9 +125,10 @@ class TensorHeader:
 
 
 def read_headers(folder: Path) -> dict[str, TensorHeader]:
-    """Every tensor of a folder's safetensors files by its name; none where there are only others."""
+    """Every tensor of a folder's weights in safetensors by its name; none where there are only others."""
     found: dict[str, TensorHeader] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    has_some = any(folder.glob("*.safetensors"))
+    for path in weights_files(str(folder), folder) if has_some else ():
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 (it is no mapping)
@@ -151,18 +172,20 @@ def weights_folder(name: str) -> Path:
 
 
 def weights_files(name: str, folder: Path) -> list[Path]:
-    """The safetensors files of a model's weights; raises ModelNotFound."""
-    indices = sorted(folder.glob("*.safetensors.index.json"))
-    if not indices:
+    """The safetensors files of a model's weights; raises ModelNotFound.
+
+    The choice is that of transformers, or a part of a network would have other weights than the whole: one file of all of them goes
+    before an index. Where there is neither, all files are meant.
+    """
+    if (folder / _WHOLE).is_file():
+        return [folder / _WHOLE]
+    index = _index_of(folder)
+    if index is None:
         found = sorted(folder.glob("*.safetensors"))
         if not found:
             raise incomplete(name, "weights (*.safetensors)")
         return found
-    try:
-        listed = json.loads(indices[0].read_text(encoding="utf-8"))["weight_map"].values()
-    except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
-        raise damaged(name, f"an index that cannot be read ({in_short(error)})") from error
-    paths = [folder / file for file in sorted(set(listed))]
+    paths = [folder / file for file in _listed(name, index)]
     for path in paths:
         if not path.is_file():
             raise incomplete(name, path.name)

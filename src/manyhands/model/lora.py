@@ -142,6 +142,7 @@ def load_lora(model: nn.Module, folder: str | Path) -> None:
                     f"and counts {layer.scaling} times",
                     hint="give the recipe the rank and alpha of the adapter",
                 )
+            _check_half(found, f"{side} of {name!r}", folder)
             with torch.no_grad():
                 own.copy_(found)
 
@@ -164,11 +165,11 @@ def merge_lora(model: nn.Module, folder: str | Path) -> None:
     sides: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         name, _, rest = key.removeprefix(_PREFIX).rpartition(".lora_")
-        side = f"lora_{rest.partition('.')[0]}"
-        if not name or side not in _SIDES:
+        side, _, own = f"lora_{rest}".partition(".")
+        if not name or side not in _SIDES or own != "weight":
             raise UnsupportedModel(
-                f"the adapter at {folder} has {key!r}; expected pairs of lora_A and lora_B alone",
-                hint="save it as LoRA, without trained embeddings or other modules",
+                f"the adapter at {folder} has {key!r}; expected pairs of lora_A and lora_B alone, with a weight each",
+                hint="save it as LoRA, without biases, trained embeddings or other modules",
             )
         sides.setdefault(name, {})[side] = tensor
     if not sides:
@@ -255,7 +256,9 @@ def _checked(
     if set(found) != set(_SIDES):
         raise UnsupportedModel(f"the adapter at {folder} has one half only of {name!r}")
     a, b = (found[side] for side in _SIDES)
-    if a.dim() != 2 or b.dim() != 2 or len(a) != rank or b.shape[1] != rank:
+    for side, half in found.items():
+        _check_half(half, f"{side} of {name!r}", folder)
+    if len(a) != rank or b.shape[1] != rank:
         raise UnsupportedModel(
             f"the adapter at {folder} has {name!r} of rank {len(a)}, and its configuration says {rank}",
             hint="copy both files of one adapter",
@@ -267,6 +270,17 @@ def _checked(
             hint="give the model that the adapter was trained for",
         )
     return a, b
+
+
+def _check_half(half: Tensor, what: str, folder: Path) -> None:
+    """Raise UnsupportedModel for what is no matrix of numbers that a weight can be made of."""
+    is_matrix = half.dim() == 2 and half.is_floating_point()
+    if not is_matrix or not bool(half.float().isfinite().all()):
+        raise UnsupportedModel(
+            f"the adapter at {folder} has as {what} numbers of {half.dtype} {list(half.shape)}; expected finite "
+            "ones with a fraction, in 2 dims",
+            hint="copy both files of one adapter again",
+        )
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

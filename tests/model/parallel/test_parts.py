@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from manyhands.errors import InvalidRequest, ModelNotFound, UnsupportedModel
+from manyhands.errors import InvalidRequest, ManyhandsError, ModelNotFound, UnsupportedModel
 from manyhands.model import loading
 from manyhands.model.fingerprint import sums_of
 from manyhands.model.fusion import fuse_modules
@@ -27,6 +27,7 @@ from manyhands.model.loading import load_adapter
 from manyhands.model.parallel.cuts import WHOLE, Cut, Cutting, part_of, read_plan
 from manyhands.model.quantised.linear import Float8Linear
 from manyhands.model.quantised.mxfp4 import Mxfp4Stack, is_mxfp4
+from manyhands.model.quantised.packing import from_layer
 from manyhands.model.quantised.w4a16 import Int4Linear
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import exact_attention
@@ -79,6 +80,17 @@ def together(folder: Path, size: int, fuse: str = "off", **options: Any) -> Tens
 def whole(folder: Path, **options: Any) -> Tensor:
     with torch.inference_mode():
         return logits_of(load_adapter(folder, tokenizer=NO_TOKENIZER, device="cpu", **options)[0])
+
+
+def _change(folder: Path, **tensors: Tensor) -> None:
+    """Put these into a checkpoint."""
+    file = folder / "model.safetensors"
+    save_file({**load_file(file), **tensors}, file, {"format": "pt"})
+
+
+def _configure(folder: Path, **settings: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
 
 
 class CountedPeers:
@@ -206,6 +218,40 @@ def test_four_bits_are_cut_between_groups(layout: str, tmp_path: Path) -> None:
     assert float((ours - expected).abs().max()) < FLOAT32
 
 
+def test_biases_that_only_the_checkpoint_has_are_cut_like_their_weights(tmp_path: Path) -> None:
+    """The configuration says nothing of them: each rank added the one behind a sum, and had the whole one of another."""
+    test_packed_checkpoint._write(tmp_path, "llama", "awq")
+    own = {f"model.layers.0.self_attn.{each}_proj.bias": torch.randn(64) for each in "qo"}
+    _change(tmp_path, **own)
+    ours, expected = together(tmp_path, 2), whole(tmp_path)
+    assert float((ours - expected).abs().max()) < FLOAT32
+
+    def sums(collectives: ThreadCollectives) -> dict[int, Tensor]:
+        with _LOADING:
+            options: dict[str, Any] = {"tokenizer": NO_TOKENIZER, "device": "cpu"}
+            return sums_of(load_adapter(tmp_path, collectives=collectives, **options)[0].model)
+
+    one, two = Meeting(2).run(sums)
+    _change(tmp_path, **{next(iter(own)): torch.cat((own[next(iter(own))][:32], torch.zeros(32)))})
+    other = Meeting(2).run(sums)
+    assert torch.equal(one[0], other[0][0])
+    assert not torch.equal(two[0], other[1][0]), "the second half is the other rank's"
+
+
+def test_an_output_layer_of_four_bits(tmp_path: Path) -> None:
+    """It has no weight that could be the table of embeddings."""
+    test_packed_checkpoint._write(tmp_path, "llama", "awq")
+    table = "model.embed_tokens.weight"
+    tensors = load_file(tmp_path / "model.safetensors")
+    head = Int4Linear.from_weight(tensors.pop("lm_head.weight")[:96], None)
+    packed = from_layer(head, test_packed_checkpoint.AWQ)
+    tensors |= {f"lm_head.{part}": each.contiguous() for part, each in packed.items()}
+    tensors[table] = tensors[table][:96].contiguous()
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    _configure(tmp_path, vocab_size=96)
+    assert float((together(tmp_path, 2) - whole(tmp_path)).abs().max()) < FLOAT32
+
+
 @pytest.mark.parametrize("quantise", ["auto", "fp8"])
 def test_eight_bits(quantise: str, tmp_path: Path) -> None:
     """Kept in eight bits, each rank rounds its own part of an activation, so logits differ a little."""
@@ -309,12 +355,44 @@ def test_experts_keep_their_bits_in_parts(
 
     one, two = Meeting(2).run(sums)
     alone = sums_of(load_adapter(tmp_path, tokenizer=NO_TOKENIZER, device="cpu")[0].model)
+    if fuse == "off":
+        _configure(tmp_path, intermediate_size=32)  # the blocks of a part are there, and of others
+        with pytest.raises(ModelNotFound, match=r"gate_up_proj_blocks \(4, 128, 2, 16\), expected"):
+            together(tmp_path, 2)
     assert {layer: (one[layer] + two[layer]).tolist() for layer in alone} == {
         layer: each.tolist() for layer, each in alone.items()
     }
 
 
 # -- what cannot be cut, or is damaged -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("others", ["a file", "shards", "by other names"])
+def test_parts_have_the_weights_of_the_whole_and_no_others(others: str, tmp_path: Path) -> None:
+    """Of several files the same are read: what lies beside them may be older, or the same by other names."""
+    saved(ZOO["llama"](), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    doubled = {key: 2 * each for key, each in tensors.items()}
+    name = "z.safetensors" if others == "a file" else "model-00001-of-00001.safetensors"
+    if others == "by other names":
+        (tmp_path / "model.safetensors").rename(tmp_path / name)
+        _index(tmp_path / "model.safetensors.index.json", name, tensors)
+        native = {f"native.{key}": each for key, each in doubled.items()}
+        save_file(native, tmp_path / "consolidated.safetensors", {"format": "pt"})
+        _index(tmp_path / "consolidated.safetensors.index.json", "consolidated.safetensors", native)
+    else:
+        save_file(doubled, tmp_path / name, {"format": "pt"})
+    if others == "shards":
+        _index(tmp_path / "model.safetensors.index.json", name, doubled)
+    assert float((together(tmp_path, 2) - whole(tmp_path)).abs().max()) < FLOAT32
+
+
+def _index(place: Path, file: str, tensors: dict[str, Tensor]) -> None:
+    place.write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(tensors, file)}))
+
+
+UP = "model.layers.1.mlp.up_proj.weight"
+CORRECTION = "model.layers.1.mlp.gate.e_score_correction_bias"
 
 
 class Alone:
@@ -362,6 +440,41 @@ def test_a_damaged_checkpoint_is_seen_by_its_part(tmp_path: Path) -> None:
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(ModelNotFound, match=f"no weights for {key}"):
         together(tmp_path, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "named"),
+    [
+        # A slice of a larger tensor has the shape of a part.
+        (
+            "qwen3_moe",
+            {"moe_intermediate_size": 12},
+            r"0.gate_proj.weight \(24, 64\), expected \(12",
+        ),
+        ("awq", {"lm_head.weight": torch.ones(194, 64)}, r"\(194, 64\), expected \(97, 64\)"),
+        # Torch repeats one number.
+        ("deepseek_v3", {CORRECTION: torch.ones(1)}, r"bias \(1,\), expected \(4,\)"),
+        # Whole numbers and those of eight bits mean nothing without their scales.
+        ("llama", {UP: torch.ones(48, 64).char()}, "has numbers of I8, expected BF16 or F16 or"),
+        ("llama", {UP: torch.ones(48, 64).to(torch.float8_e4m3fn)}, "has numbers of F8_E4M3"),
+    ],
+    ids=["experts", "rows", "a buffer", "integers", "eight bits"],
+)
+def test_parts_of_what_the_whole_would_be_refused_for(
+    name: str, changes: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    if name == "awq":
+        test_packed_checkpoint._write(tmp_path, "llama", name)
+    else:
+        saved(ZOO[name](), tmp_path)
+    if name == "llama":
+        changes = {**changes, "quantization_config": {"quant_method": "compressed-tensors"}}
+    is_tensor = {key: isinstance(change, Tensor) for key, change in changes.items()}
+    _change(tmp_path, **{key: change for key, change in changes.items() if is_tensor[key]})
+    _configure(tmp_path, **{key: change for key, change in changes.items() if not is_tensor[key]})
+    with pytest.raises(ManyhandsError, match=named) as error:
+        together(tmp_path, 2)
+    assert error.value.hint
 
 
 def test_pickles_cannot_be_read_in_part(tmp_path: Path) -> None:

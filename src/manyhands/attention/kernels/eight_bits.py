@@ -15,9 +15,20 @@ import triton.language as tl
 
 
 @triton.jit
+def largest(x, AXIS: tl.constexpr):
+    """The largest magnitude of x in float32 along an axis, or one that is no number if x has such.
+
+    As integers, bits of magnitudes have their order, and those of a number that is none come behind all others. A maximum of numbers
+    would leave it out.
+    """
+    magnitudes = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    return tl.max(magnitudes, AXIS).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def rounded(x):
-    """Integers, still in float32 [n, D], and scales [n] of the rows of x [n, D]."""
-    scale = tl.max(tl.abs(x), 1) / 127.0
+    """Integers, still in float32 [n, D], and scales [n] of the rows of x [n, D]; of a row with a number that is none, such a scale."""
+    scale = largest(x, 1) / 127.0
     integers = tl.floor(x / tl.maximum(scale, 1.1754944e-38)[:, None] + 0.5)
     return tl.minimum(tl.maximum(integers, -127.0), 127.0), scale
 

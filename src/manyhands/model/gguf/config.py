@@ -16,7 +16,8 @@ import torch
 from transformers import AutoConfig
 
 from manyhands.errors import ModelNotFound, UnsupportedModel, counted
-from manyhands.hub import damaged
+from manyhands.hub import damaged, in_short
+from manyhands.model.dummy import UNBUILDABLE
 from manyhands.model.gguf.header import Header
 
 ROPE_FACTORS = "rope_freqs.weight"  # of Llama 3.1 and later: what each frequency is divided by
@@ -74,7 +75,7 @@ def read_config(header: Header, factors: list[float] | None) -> Any:
         raise _refused(header, "heads whose keys and values differ in size")
     if _whole(header, "rope.dimension_count", head) != head:
         raise _refused(header, "rotations of a part of each head")
-    settings = {field: _whole(header, name) for name, field in _FIELDS.items()}
+    settings: dict[str, Any] = {field: _whole(header, name) for name, field in _FIELDS.items()}
     _check_blocks(header, settings["num_hidden_layers"])
     table = header.tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
@@ -83,20 +84,25 @@ def read_config(header: Header, factors: list[float] | None) -> Any:
     known_ends = [end for end in dict.fromkeys(ends) if end is not None]
     if row.biases:
         settings["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
-    return AutoConfig.for_model(
-        row.model_type,
-        **settings,
-        vocab_size=table.shape[0],
-        head_dim=head,
-        num_key_value_heads=_whole(header, "attention.head_count_kv", heads),
-        rms_norm_eps=_real(header, "attention.layer_norm_rms_epsilon"),
-        rope_parameters=_rotations(header, factors, settings["max_position_embeddings"], head),
-        tie_word_embeddings="output.weight" not in header.tensors,
-        bos_token_id=header.facts.get("tokenizer.ggml.bos_token_id"),
-        eos_token_id=known_ends or None,
-        pad_token_id=header.facts.get("tokenizer.ggml.padding_token_id"),
-        dtype=torch.bfloat16,  # for a GPU; the blocks themselves are of no dtype of torch
-    )
+    settings |= {
+        "vocab_size": table.shape[0],
+        "head_dim": head,
+        "num_key_value_heads": _whole(header, "attention.head_count_kv", heads),
+        "rms_norm_eps": _real(header, "attention.layer_norm_rms_epsilon"),
+        "rope_parameters": _rotations(header, factors, settings["max_position_embeddings"], head),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "bos_token_id": header.facts.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": known_ends or None,
+        "pad_token_id": header.facts.get("tokenizer.ggml.padding_token_id"),
+        # For a GPU; the blocks themselves are of no dtype of torch.
+        "dtype": torch.bfloat16,
+    }
+    try:
+        return AutoConfig.for_model(row.model_type, **settings)
+    except UNBUILDABLE as error:
+        raise damaged(
+            str(header.path), f"facts that make no configuration ({in_short(error)})"
+        ) from error
 
 
 def architecture_of(header: Header) -> Architecture:
@@ -135,13 +141,14 @@ def _rotations(
     header: Header, factors: list[float] | None, reach: int, head: int
 ) -> dict[str, Any]:
     theta = _real(header, "rope.freq_base", 10000.0)
-    kind, *numbers = (header.fact(f"rope.{name}") for name in _ROPE)
-    factor, original, attention = numbers
+    kind, attention = (header.fact(f"rope.scaling.{name}") for name in ("type", "attn_factor"))
     if factors is not None:
         if kind not in (None, "none") or len(factors) != head // 2:
             raise _refused(
                 header, f"{ROPE_FACTORS} of {len(factors)} numbers beside {kind!r} scaling"
             )
+        if not all(np.isfinite(factor) and factor > 0 for factor in factors):
+            raise damaged(str(header.path), f"{ROPE_FACTORS} with a number that is not above 0")
         # Frequencies divided by factors that do not depend on the length: longrope with one set for both.
         return {
             "rope_type": "longrope",
@@ -155,13 +162,16 @@ def _rotations(
     if kind in (None, "none"):
         return {"rope_type": "default", "rope_theta": theta}
     if kind == "linear":
-        return {"rope_type": "linear", "rope_theta": theta, "factor": float(factor)}
+        factor = _real(header, "rope.scaling.factor")
+        return {"rope_type": "linear", "rope_theta": theta, "factor": factor}
     if kind == "yarn" and attention is None:
         return {
             "rope_type": "yarn",
             "rope_theta": theta,
-            "factor": float(factor),
-            "original_max_position_embeddings": original,
+            "factor": _real(header, "rope.scaling.factor"),
+            "original_max_position_embeddings": _whole(
+                header, "rope.scaling.original_context_length", reach
+            ),
         }
     raise _refused(header, f"rope.scaling.type = {kind!r}")
 

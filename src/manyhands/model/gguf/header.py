@@ -43,6 +43,23 @@ _NUMBERS = {
     12: "d",
 }
 _HINT = "the file is truncated, or no GGUF file; download it again"
+_TOKEN_ID = "_token_id"  # how names of facts end that name a token
+# The facts that are read by these names, and their types; in lists, whose values have one type, that of the first.
+_FORMS: MappingProxyType[str, tuple[type[Any], type[Any] | None, str]] = MappingProxyType(
+    {
+        "split.count": (int, None, "a whole number"),
+        "tokenizer.chat_template": (str, None, "a text"),
+        "tokenizer.ggml.model": (str, None, "a text"),
+        "tokenizer.ggml.pre": (str, None, "a text"),
+        "tokenizer.ggml.tokens": (list, str, "a list of texts"),
+        "tokenizer.ggml.merges": (list, str, "a list of texts"),
+        "tokenizer.ggml.token_type": (list, int, "a list of whole numbers"),
+        "tokenizer.ggml.scores": (list, float, "a list of numbers"),
+        "tokenizer.ggml.add_bos_token": (bool, None, "true or false"),
+        "tokenizer.ggml.add_space_prefix": (bool, None, "true or false"),
+    }
+)
+_ID = int, None, "the number of a token"
 
 
 class Kind(NamedTuple):
@@ -165,6 +182,7 @@ class _Reader:
             if name in facts:
                 self._fail(f"the fact {name!r} twice")
             facts[name] = self._value(self._number("I", f"the type of {name}"), name)
+            self._check_form(name, facts[name])
         if not isinstance(facts.get("general.architecture"), str):
             self._fail("no general.architecture")
         if facts.get("split.count", 1) not in (0, 1):
@@ -214,6 +232,18 @@ class _Reader:
                 f"{name}, which ends at byte {start + size:,}, in a file of {len(self._content):,} bytes"
             )
         return TensorAt(name, shape, kind, number, start, size)
+
+    def _check_form(self, name: str, value: Any) -> None:
+        """Fail for a fact of another type than the one by which it is read."""
+        form = _ID if name.endswith(_TOKEN_ID) else _FORMS.get(name)
+        if form is None:
+            return
+        kind, inner, expected = form
+        is_right = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
+        if is_right and inner is not None:
+            is_right = all(isinstance(each, inner) for each in value[:1])
+        if not is_right:
+            self._fail(f"{str(value)[:60]!r} as {name}; expected {expected}")
 
     # -- one value after the other -----------------------------------------------------------------
 

@@ -10,11 +10,15 @@ import torch
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from manyhands.hub import damaged
+from manyhands.model.dummy import bare_model
 from manyhands.model.gguf.config import ROPE_FACTORS, read_config
 from manyhands.model.gguf.header import Header, read_header
 from manyhands.model.gguf.tensors import Blocks, GgufTensors, is_packed, read
 from manyhands.model.gguf.tokenizer import read_tokenizer
 from manyhands.model.quantised.packed_checkpoint import Layout, fill
+
+_MOST_BYTES = 1 << 20  # of factors of rotations, of which a head has one for two dims
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,8 @@ class GgufFile:
         """Raises ModelNotFound, UnsupportedModel."""
         header = read_header(path)
         place = header.tensors.get(ROPE_FACTORS)
+        if place is not None and place.size > _MOST_BYTES:
+            raise damaged(str(header.path), f"{ROPE_FACTORS} of shape {place.shape}")
         factors = None if place is None else read(header, place).float().flatten().tolist()
         return cls(header, read_config(header, factors))
 
@@ -55,6 +61,8 @@ class GgufFile:
             "attn_k": self.config.num_key_value_heads,
         }
         tensors = GgufTensors(self.header, heads, device)
+        laid_out: Any = bare_model(self.config, dtype)
+        tensors.check_shapes({key: tuple(p.shape) for key, p in laid_out.named_parameters()})
         files = dict.fromkeys(tensors.keys(), tensors)
         name = str(self.header.path)
         return fill(

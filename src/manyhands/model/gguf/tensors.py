@@ -75,11 +75,27 @@ class GgufTensors:
                 ours = name_of(name)
                 if is_packed(place):
                     ours = ours.removesuffix("weight") + Blocks.mark
+                if ours in self._places:
+                    first = self._places[ours].name
+                    raise damaged(
+                        str(header.path), f"two tensors for one place: {first} and {name}"
+                    )
                 self._places[ours] = place
 
     def keys(self) -> list[str]:
         """All names."""
         return list(self._places)
+
+    def check_shapes(self, expected: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise ModelNotFound for a tensor of another shape: before it is read, as it may be larger than all memory."""
+        for key, place in self._places.items():
+            name = key.removesuffix(Blocks.mark) + "weight" if is_packed(place) else key
+            if name in expected and place.shape != expected[name]:
+                raise damaged(
+                    str(self._header.path),
+                    f"weights of another shape than its configuration: {name} ({place.name}) {place.shape}, "
+                    f"expected {expected[name]}",
+                )
 
     def get_tensor(self, key: str) -> Tensor:
         """A tensor on the device: ordinary numbers, or bytes [N, G, 18 or 20] of blocks."""
@@ -174,6 +190,11 @@ def _split(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     numbers = blocks[..., :halves].contiguous().view(torch.float16)  # [N, G, 1 or 2]
     nibbles = blocks[..., halves:]
     q = torch.cat((nibbles & 0xF, nibbles >> 4), dim=-1)
+    if not bool(numbers.isfinite().all()):
+        raise UnsupportedModel(
+            "its blocks have scales that are not finite",
+            hint="the file is damaged; download it again",
+        )
     scales = numbers[..., 0].t().contiguous()
     return q, scales, numbers[..., 1].t().contiguous() if halves == 4 else None
 

@@ -1,6 +1,7 @@
 """Activations to float8, one scale per token, in one launch.
 
-A token's largest value is mapped to 448, the largest number of e4m3.
+A token's largest value is mapped to 448, the largest number of e4m3. A token with a number that is none has no other ones
+either, nor has its scale: bounds leave it what it is.
 """
 
 # Kernels are written in Triton's language, which has no types of Python's.
@@ -15,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from manyhands.attention.kernels.eight_bits import largest
 from manyhands.attention.kernels.overlap import launch_options, take_over
 
 
@@ -24,8 +26,10 @@ def _quantise(x, out, scales, N, TOP: tl.constexpr, BLOCK: tl.constexpr, OVERLAP
     row = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, BLOCK)
     v = tl.load(x + row * N + n, mask=n < N, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(v), axis=0), 1e-12) / TOP
-    v = tl.minimum(tl.maximum(v / scale, -TOP), TOP)
+    ALL: tl.constexpr = tl.PropagateNan.ALL
+    scale = tl.maximum(largest(v, 0), 1e-12, propagate_nan=ALL) / TOP
+    v = tl.maximum(v / scale, -TOP, propagate_nan=ALL)
+    v = tl.minimum(v, TOP, propagate_nan=ALL)
     tl.store(out + row * N + n, v.to(out.dtype.element_ty), mask=n < N)
     tl.store(scales + row, scale)
 

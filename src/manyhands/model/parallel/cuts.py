@@ -181,7 +181,7 @@ class Cutting:
     def join(self, model: Any) -> None:
         """Put the layers where ranks meet into a network that has its weights."""
         head, table = getattr(model, _OUTPUT_LAYER), model.get_input_embeddings().weight
-        if head.weight is table:
+        if type(head) is nn.Linear and head.weight is table:  # one of four bits has no weight
             start, stop = self.vocabulary
             own = nn.Linear(1, 1, bias=False, device="meta")
             own.in_features, own.out_features = table.shape[1], stop - start
@@ -189,7 +189,9 @@ class Cutting:
             setattr(own.weight, COPIED, True)
             head = own
         for name, parameter in model.named_parameters():
-            setattr(parameter, COPIED, name not in self.cuts and self.collectives.rank > 0)
+            weights = {name, f"{name.removesuffix('.bias')}.weight"}  # see `_bias_cut`
+            is_copied = self.cuts.keys().isdisjoint(weights) and self.collectives.rank > 0
+            setattr(parameter, COPIED, is_copied)
         for (
             name,
             buffer,
@@ -229,7 +231,9 @@ class Cutting:
         cut = self.cuts.get(f"{name}.weight")
         if cut is None:
             return layer
-        bias = None if layer.bias is None else self.slice_of(f"{name}.bias", layer.bias.detach())
+        bias = None
+        if layer.bias is not None:
+            bias = self._bias_cut(name, cut).of(layer.bias.detach())
         if isinstance(layer, Quantised):
             return layer.part(cut.dim, cut.pieces, bias)
         weight = cut.of(layer.weight.detach()).clone()
@@ -239,6 +243,14 @@ class Cutting:
         own_bias = None if bias is None else nn.Parameter(bias.clone(), requires_grad=False)
         own.register_parameter("bias", own_bias)
         return own
+
+    def _bias_cut(self, name: str, cut: Cut) -> Cut:
+        """The slice of a layer's bias; a checkpoint may have one where the configuration has none, and then the weight says it."""
+        if cut.dim == 0:
+            return self.cuts.get(f"{name}.bias", cut)
+        outputs = self.whole_shapes[f"{name}.weight"][0]
+        once = Cut(0, ((0, outputs),), self.collectives.rank > 0)
+        return self.cuts.get(f"{name}.bias", once)
 
     def _cut(self, name: str, whole: tuple[int, ...], part: tuple[int, ...]) -> Cut | None:
         bare = name.removeprefix(_INSIDE)

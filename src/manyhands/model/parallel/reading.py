@@ -27,7 +27,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from manyhands.errors import UnsupportedModel
 from manyhands.hub import damaged, in_short
-from manyhands.model.checkpoint import weights_files, weights_folder
+from manyhands.model.checkpoint import PLAIN_DTYPES, weights_files, weights_folder
 from manyhands.model.devices import too_small
 from manyhands.model.dummy import bare_model, mend_buffers
 from manyhands.model.parallel.cuts import Cut, Cutting
@@ -59,6 +59,7 @@ _RENAMED: dict[str, dict[str, str]] = {
     "ernie4_5_moe": {r"\.mlp\.moe_statics\.": ".mlp.gate.moe_statics."},
 }
 _BLOCK = 32  # numbers of mxfp4 that share a scale
+_BYTES = frozenset({"U8"})
 _COMPUTED = ("inv_freq", "masked_bias")  # in old checkpoints
 
 
@@ -115,13 +116,31 @@ class _Tensors:
     def __contains__(self, key: str) -> bool:
         return key in self._files
 
-    def take(self, key: str) -> Any:
-        """A tensor that is read where it is indexed."""
+    def take(self, key: str, expected: tuple[int, ...], *, is_packed: bool = False) -> Any:
+        """A tensor of the whole network that is read where it is indexed; a slice of a larger one would be one of other weights.
+
+        It has bytes if `is_packed`, and else ordinary numbers: those of other checkpoints mean something else, which their
+        scales say.
+        """
         if key not in self._files:
             raise damaged(self.name, f"no weights for {key}")
         self.left.discard(key)
         file, own = self._files[key]
-        return file.get_slice(own)
+        found = file.get_slice(own)
+        shape, dtype = tuple(found.get_shape()), found.get_dtype()
+        if shape != expected:
+            raise damaged(
+                self.name,
+                f"weights of another shape than its configuration: {key} {shape}, expected {expected}",
+            )
+        known = _BYTES if is_packed else PLAIN_DTYPES
+        if dtype not in known:
+            raise UnsupportedModel(
+                f"the weights of {self.name!r} are packed in a way that is not read: {key} has numbers of {dtype}, "
+                f"expected {' or '.join(sorted(known))}",
+                hint="use a checkpoint that is not quantised, or one in AWQ, GPTQ or FP8 with blocks of 128 x 128",
+            )
+        return found
 
     def number(self, key: str) -> Tensor:
         """A tensor without dims."""
@@ -144,17 +163,12 @@ def _filled(
         mend_buffers(model)
         for key, parameter in model.named_parameters():
             value = _read(tensors, cutting, key)
-            if value.shape != parameter.shape:
-                raise damaged(
-                    tensors.name,
-                    f"weights of another shape than its configuration: {key} has a part of "
-                    f"{tuple(value.shape)}, expected {tuple(parameter.shape)}",
-                )
+            assert value.shape == parameter.shape, (key, value.shape, parameter.shape)
             parameter.copy_(value)
         kept = model.state_dict(keep_vars=True).keys()
         for key, buffer in model.named_buffers():
             if key in kept:  # a router's, say: every rank has all of it
-                whole = tensors.take(key)
+                whole = tensors.take(key, tuple(buffer.shape))
                 buffer.copy_(whole[:] if whole.get_shape() else tensors.number(key))
     tensors.left -= {key for key, _ in model.named_parameters(remove_duplicate=False)}
     for name, stack in stacks.items():
@@ -172,8 +186,7 @@ def _read(tensors: _Tensors, cutting: Cutting, key: str) -> Tensor:
         and f"{layer}.0.{_OF_AN_EXPERT[own][0]}.weight" in tensors
     ):
         return _stacked(tensors, cutting, key)
-    whole = tensors.take(key)
-    _check_shape(tensors, cutting, key, tuple(whole.get_shape()))
+    whole = tensors.take(key, cutting.whole_shapes[key])
     if not whole.get_shape():  # one number, of which there are no slices
         return tensors.number(key)
     return cutting.slice_of(key, whole)
@@ -183,13 +196,16 @@ def _stacked(tensors: _Tensors, cutting: Cutting, key: str) -> Tensor:
     """[E, N, K] of the experts' own tensors; those of gate and up lie side by side along N."""
     layer, _, own = key.rpartition(".")
     names, cut = _OF_AN_EXPERT[own], cutting.cuts[key]
+    num_experts, *sizes = cutting.whole_shapes[key]
     length = cutting.whole_shapes[key][cut.dim] // len(names)
+    expected = sizes[0] // len(names), *sizes[1:]
     experts = []
-    for number in range(cutting.whole_shapes[key][0]):
+    for number in range(num_experts):
         parts = []
         for at, (name, (start, stop)) in enumerate(zip(names, cut.pieces, strict=True)):
             piece = Cut(cut.dim - 1, ((start - at * length, stop - at * length),))
-            parts.append(piece.of(tensors.take(f"{layer}.{number}.{name}.weight")))
+            whole = tensors.take(f"{layer}.{number}.{name}.weight", expected)
+            parts.append(piece.of(whole))
         experts.append(torch.cat(parts))
     return torch.stack(experts)
 
@@ -197,7 +213,9 @@ def _stacked(tensors: _Tensors, cutting: Cutting, key: str) -> Tensor:
 def _unpacked(tensors: _Tensors, cutting: Cutting, key: str) -> Tensor:
     """[E, K, N] of blocks [E, N, K / 32, 16] and scales [E, N, K / 32]."""
     cut = cutting.cuts[key]
-    whole: Tensor = convert_moe_packed_tensors(*_blocks_of(tensors, cut, key), dtype=torch.bfloat16)
+    whole: Tensor = convert_moe_packed_tensors(
+        *_blocks_of(tensors, cutting, key), dtype=torch.bfloat16
+    )
     if cut.dim == 2:
         return whole
     ((start, stop),) = cut.pieces
@@ -212,31 +230,26 @@ def _packed(
     found: dict[str, Tensor] = {}
     for product in PRODUCTS:
         key, bias = f"{name}.{product}", f"{name}.{product}_bias"
-        blocks, scales = _blocks_of(tensors, cutting.cuts[key], key)
+        blocks, scales = _blocks_of(tensors, cutting, key)
         found |= {f"{product}_blocks": blocks, f"{product}_scales": scales}
-        found[f"{product}_bias"] = cutting.slice_of(bias, tensors.take(bias))
+        whole = tensors.take(bias, cutting.whole_shapes[bias])
+        found[f"{product}_bias"] = cutting.slice_of(bias, whole)
     try:
         return Mxfp4Stack.published(stack, found, dtype)
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{tensors.name!r}, {name}: {error}", hint=error.hint) from error
 
 
-def _blocks_of(tensors: _Tensors, cut: Cut, key: str) -> tuple[Tensor, Tensor]:
+def _blocks_of(tensors: _Tensors, cutting: Cutting, key: str) -> tuple[Tensor, Tensor]:
     """The blocks that cover a part of a weight [E, K, N], and their scales."""
+    cut, (experts, inputs, outputs) = cutting.cuts[key], cutting.whole_shapes[key]
     ((start, stop),) = cut.pieces
     rows, groups = slice(start, stop), slice(None)
     if cut.dim != 2:
         rows, groups = slice(None), slice(start // _BLOCK, -(-stop // _BLOCK))
+    whole = experts, outputs, inputs // _BLOCK
     blocks, scales = (
-        tensors.take(f"{key}_{kind}")[:, rows, groups] for kind in ("blocks", "scales")
+        tensors.take(f"{key}_{kind}", shape, is_packed=True)[:, rows, groups]
+        for kind, shape in (("blocks", (*whole, _BLOCK // 2)), ("scales", whole))
     )
     return blocks, scales
-
-
-def _check_shape(tensors: _Tensors, cutting: Cutting, key: str, found: tuple[int, ...]) -> None:
-    expected = cutting.whole_shapes[key]
-    if found != expected:
-        raise damaged(
-            tensors.name,
-            f"weights of another shape than its configuration: {key} {found}, expected {expected}",
-        )

@@ -226,6 +226,14 @@ class _Tensors:
 
     def take(self, key: str) -> Tensor:
         if key not in self.left:
+            first = f"{key.rpartition('.')[0]}.0."  # an expert
+            alone = min((each for each in self.left if each.startswith(first)), default=None)
+            if alone is not None:
+                raise UnsupportedModel(
+                    f"the checkpoint {self.name!r} has experts one by one ({alone}), expected one stack beside packed "
+                    f"layers ({key})",
+                    hint="use a checkpoint that is not quantised",
+                )
             raise damaged(self.name, f"no weights for {key}")
         return self.left.pop(key).get_tensor(key)
 
@@ -325,21 +333,27 @@ def _copy(tensors: _Tensors, model: nn.Module, cutting: Cutting | None) -> None:
     """Everything that is not packed; tied weights are one tensor, and may be stored once or twice."""
     for key, parameter in model.named_parameters():
         value = tensors.take(key)
-        value = value if cutting is None else cutting.slice_of(key, value)
-        if value.dtype not in _PLAIN:
-            raise damaged(tensors.name, f"packed weights without scales ({key}: {value.dtype})")
-        if value.shape != parameter.shape:
-            raise damaged(
-                tensors.name,
-                f"weights of another shape than its configuration: {key} "
-                f"{tuple(value.shape)}, expected {tuple(parameter.shape)}",
-            )
-        parameter.copy_(value)
+        whole = tuple(parameter.shape) if cutting is None else cutting.whole_shapes[key]
+        _check_plain(tensors, key, value, whole)
+        parameter.copy_(value if cutting is None else cutting.slice_of(key, value))
     kept = model.state_dict(keep_vars=True).keys()
     for key, buffer in model.named_buffers():
         if key in kept:  # a layer's scale, a router's bias
-            buffer.copy_(tensors.take(key))
+            value = tensors.take(key)
+            _check_plain(tensors, key, value, tuple(buffer.shape))
+            buffer.copy_(value)
     tensors.drop(key for key, _ in model.named_parameters(remove_duplicate=False))
+
+
+def _check_plain(tensors: _Tensors, key: str, value: Tensor, expected: tuple[int, ...]) -> None:
+    """Raise ModelNotFound unless a tensor has ordinary numbers in this shape: torch would repeat one that is smaller."""
+    if value.dtype not in _PLAIN:
+        raise damaged(tensors.name, f"packed weights without scales ({key}: {value.dtype})")
+    if tuple(value.shape) != expected:
+        raise damaged(
+            tensors.name,
+            f"weights of another shape than its configuration: {key} {tuple(value.shape)}, expected {expected}",
+        )
 
 
 def _layer(
@@ -356,7 +370,9 @@ def _layer(
         bias = None  # some writers give every layer one, of zeros
     if linear.bias is not None and bias is None:
         raise damaged(tensors.name, f"no weights for {name}.bias")
-    bias = None if bias is None else bias.to(dtype)
+    if bias is not None:
+        _check_plain(tensors, f"{name}.bias", bias, (linear.out_features,))
+        bias = bias.to(dtype)
     try:
         layer: Any = None if unpacked else layout.to_layer(found, bias)
         if layer is None:

@@ -20,12 +20,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from manyhands.errors import UnsupportedModel
+from manyhands.errors import UnsupportedModel, counted
 from manyhands.model.quantised.w4a16 import GROUPS, Int4Linear, group_for, pack
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _IN_ORDER = tuple(range(8))
 _HINT = "use a 4-bit AWQ (gemm) or GPTQ checkpoint, or one that is not quantised"
+_DAMAGED = "the checkpoint is damaged; download it again"
+_SCALES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,9 @@ class Packing:
 
     def to_layer(self, tensors: Mapping[str, Tensor], bias: Tensor | None) -> Int4Linear:
         """Our layer with the same numbers; raises `UnsupportedModel` for odd shapes."""
+        _check(tensors)
         qweight, scales = tensors["qweight"], tensors["scales"]
-        outputs, groups = scales.shape[1], scales.shape[0]
+        groups, outputs = scales.shape
         order = None
         if self.method == "awq":
             q = _unpack(qweight, _AWQ_ORDER).t()
@@ -59,7 +62,7 @@ class Packing:
             q = _unpack(qweight.t().contiguous(), _IN_ORDER)
             zeros = _unpack(tensors["qzeros"], _IN_ORDER)
             zeros = (zeros + 1) & 0xF if self.zeros_less_one else zeros
-            order = _order(tensors["g_idx"], groups)
+            order = _order(tensors["g_idx"], q.shape[1], groups)
             q = q if order is None else q[:, order.long()]
         inputs = q.shape[1]
         if q.shape[0] != outputs or zeros.shape != scales.shape or inputs % groups:
@@ -84,7 +87,9 @@ def read_packing(quantization: Mapping[str, Any]) -> Packing | None:
         return None
     bits = quantization.get("bits", quantization.get("w_bit"))
     if bits != 4:
-        raise UnsupportedModel(f"its {method.upper()} weights have {bits} bits, not 4", hint=_HINT)
+        raise UnsupportedModel(
+            f"its {method.upper()} weights have {bits!r} bits, not 4", hint=_HINT
+        )
     if quantization.get("dynamic"):
         raise UnsupportedModel("its layers are quantised in different ways", hint=_HINT)
     if method == "awq":
@@ -119,10 +124,34 @@ def from_layer(layer: Int4Linear, packing: Packing) -> dict[str, Tensor]:
     }
 
 
-def _order(g_idx: Tensor, groups: int) -> Tensor | None:
+def _check(tensors: Mapping[str, Tensor]) -> None:
+    """Raise UnsupportedModel for other dtypes or dims than writers give these tensors: the bits of others mean something else."""
+    words = ((torch.int32,), 2)
+    indices = ((torch.int32, torch.int64), 1)
+    expected = {"qweight": words, "qzeros": words, "scales": (_SCALES, 2), "g_idx": indices}
+    for name, tensor in tensors.items():
+        dtypes, dims = expected[name]
+        if tensor.dtype not in dtypes or tensor.dim() != dims or not tensor.numel():
+            known = " or ".join(str(dtype) for dtype in dtypes)
+            raise UnsupportedModel(
+                f"a packed layer has {name} of {tensor.dtype} {list(tensor.shape)}, expected {known} in "
+                f"{counted(dims, 'dim')} above 0",
+                hint=_DAMAGED,
+            )
+    if not bool(tensors["scales"].isfinite().all()):
+        raise UnsupportedModel("a packed layer has scales that are not finite", hint=_DAMAGED)
+
+
+def _order(g_idx: Tensor, inputs: int, groups: int) -> Tensor | None:
     """The inputs sorted by their groups; None if they are."""
+    if len(g_idx) != inputs or int(g_idx.min()) < 0 or int(g_idx.max()) >= groups:
+        raise UnsupportedModel(
+            f"a packed layer has the groups {int(g_idx.min())} to {int(g_idx.max())} of {len(g_idx)} inputs (g_idx), "
+            f"expected 0 to {groups - 1} of {inputs}",
+            hint=_DAMAGED,
+        )
     counts = torch.bincount(g_idx.long(), minlength=groups)
-    if len(counts) != groups or bool((counts != counts[0]).any()):
+    if bool((counts != counts[0]).any()):
         raise UnsupportedModel("its groups of inputs differ in size", hint=_HINT)
     if bool((g_idx[1:] >= g_idx[:-1]).all()):
         return None

@@ -37,7 +37,7 @@ class Int4Linear(Quantised):
     """Four-bit weights; `group` inputs share a scale and a zero."""
 
     packed: Tensor  # int32 [N / 64, K / 32, 256], see `pack`
-    scales: Tensor  # float16 or bfloat16 [G, N]
+    scales: Tensor  # float16 or bfloat16 [G, N]; in float32 only in the slower way, see `_is_for`
     zeros: Tensor  # bytes [G, N]
     order: Tensor | None  # int32 [K]: the input that stands at each place; None: as they come
     offsets: Tensor | None  # float32 [G, N]; None: all are 0
@@ -198,8 +198,10 @@ class Int4Linear(Quantised):
         return rows if self.order is None else rows.index_select(1, self.order)
 
     def _is_for(self, x: Tensor) -> bool:
+        """Whether our kernel takes such x: it reads x and scales of sixteen bits."""
         few = x.numel() <= _MOST_TOKENS * self.in_features
-        return few and kernels.usable(x) and x.dtype != torch.float32
+        is_halved = self.scales.dtype != torch.float32
+        return few and is_halved and kernels.usable(x) and x.dtype != torch.float32
 
     def _product(self, rows: Tensor, activation: str | None) -> Tensor:
         from manyhands.model.kernels.w4a16 import product
