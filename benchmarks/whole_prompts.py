@@ -9,7 +9,7 @@ Steps of writing are in `benchmarks/whole_engines.py`, which has the networks an
 what comes before them. All requests are greedy and go on to a few tokens more; each prompt is made of random tokens of
 its own, so no cache of prefixes has any of it. The situations:
 
-    a prompt alone          2 048, 8 192 and 16 384 tokens come to an idle engine
+    a prompt alone          1 024, 2 048, 8 192 or 16 384 tokens come to an idle engine
     prompts at once         eight of 1 024 tokens come to an idle engine
 
 The time begins where the caller submits its first request and ends where it holds the first token of the first row, and
@@ -58,7 +58,7 @@ def _at_once(rows: int, length: int, name: str = "") -> Crowd:
     return Crowd(name, rows, (length, length), WRITTEN, is_shared=False)
 
 
-CROWDS = (*(_at_once(1, length) for length in (2048, 8192, 16384)), _at_once(8, 1024))
+CROWDS = (*(_at_once(1, length) for length in (1024, 2048, 8192, 16384)), _at_once(8, 1024))
 TINY_CROWDS = (_at_once(1, 70, "1 of 70"), _at_once(3, 40, "3 of 40"))
 # Seconds below which vLLM is not started, and behind which it is ended; and those that a situation, with its gate, takes here at most.
 _LEAST_FOR_VLLM, _MOST_FOR_VLLM, _SITUATION = 60.0, 240.0, 10.0

@@ -45,7 +45,7 @@ _FEW_PARTIALS = 4  # of a token, as completions have; merged by programs of seve
 _LEAST_LONE = 8  # tokens of a recording of `Wide.LONE`
 _PARTIALS_LONE = 4  # of a lone row: what it was given and what it writes, each in two splits
 # Tokens of the largest wide recording: a prompt that comes alone. Launched one by one such a pass would wait for the host, for
-# twice as long as it takes on the device and longer (`benchmarks/results/prompts_recorded.json`).
+# twice as long as it takes on the device, and longer (`benchmarks/prefill.py`).
 AHEAD = 2048
 _MOST_OF_PARTS = (
     768  # tokens of the largest one for parts of prompts, and what others write meanwhile
