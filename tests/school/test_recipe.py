@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,13 @@ import torch
 from tokenizers import normalizers
 
 from manyhands import bundled
-from manyhands.errors import BrokenTrace, InvalidRequest, UnsupportedModel
+from manyhands.errors import (
+    BrokenTrace,
+    InvalidRequest,
+    ModelNotFound,
+    OutOfMemory,
+    UnsupportedModel,
+)
 from manyhands.prompts import Prompts, model_prompts
 from manyhands.replay.lessons import Mixed, Reading, Recorded
 from manyhands.replay.trace import record
@@ -164,6 +171,53 @@ seed = 9
     again, _ = recipe.load("cpu")
     for one, other in zip(adapter.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(one, other)  # weights at random, by the recipe's seed
+
+
+@pytest.mark.parametrize(
+    ("line", "error", "says"),
+    [
+        ('hidden_size = "32"', InvalidRequest, "expected int, got str"),
+        ("hidden_size = -1", InvalidRequest, "hidden_size is -1; expected 1 to"),
+        ("num_hidden_layers = 0", InvalidRequest, "num_hidden_layers is 0; expected 1 to"),
+        ("num_hidden_layers = 5000", InvalidRequest, "is 5000; expected at most 4,096"),
+        ("num_attention_heads = 3\nnum_key_value_heads = 2", InvalidRequest, "heads 2; expected a"),
+        ("head_dim = 15", InvalidRequest, "RoPE requires an even"),
+        ('hidden_act = "none"', InvalidRequest, "makes no network: KeyError: 'none'"),
+        ("hidden_sizes = 32", InvalidRequest, "do not read; did you mean 'hidden_size'?"),
+        ("vocab_size = 1000", InvalidRequest, "its vocab_size is 1000; expected 1280"),
+        ("intermediate_size = 2_000_000_000", OutOfMemory, "makes a network of"),
+        ('model_type = "qwen33"', InvalidRequest, "model_type is 'qwen33', which is no type"),
+        ('model_type = "mamba"', UnsupportedModel, "model type 'mamba' is not supported"),
+    ],
+)
+def test_a_configuration_that_makes_no_network(
+    tmp_path: Path, line: str, error: type[Exception], says: str
+) -> None:
+    """It is judged as that of a model that is loaded, and not where a library or a step of the training ends in it."""
+    names = [each.partition(" ")[0] for each in line.splitlines()]
+    rest = [each for each in MODEL.splitlines() if each.partition(" ")[0] not in names]
+    recipe = read_recipe(write(tmp_path, "\n".join([*rest, line, "[curriculum]"])))
+    with pytest.raises(error, match=re.escape(says)):
+        recipe.load("cpu")
+
+
+def test_a_configuration_may_say_what_the_tokenizer_says(tmp_path: Path) -> None:
+    """And its dtype is that of no weight: all that is trained is float32."""
+    said = 'vocab_size = 1280\neos_token_id = 0\nrope_theta = 5e5\ndtype = "bfloat16"\n'
+    adapter, _ = read_recipe(write(tmp_path, f"{MODEL}{said}[curriculum]\n")).load("cpu")
+    assert adapter.dtype == torch.float32
+    assert adapter.model.config.rope_parameters["rope_theta"] == 5e5
+
+
+@pytest.mark.parametrize("written", [None, "{", "{}"])
+def test_a_tokenizer_that_cannot_be_read(tmp_path: Path, written: str | None) -> None:
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    if written is not None:
+        (folder / "tokenizer.json").write_text(written)
+    text = MODEL.replace(str(RECIPE / "tokenizer"), "tokenizer")
+    with pytest.raises(ModelNotFound, match="lacks a tokenizer"):
+        read_recipe(write(tmp_path, f"{text}[curriculum]\n")).load("cpu")
 
 
 def test_recorded_traces(tmp_path: Path) -> None:
