@@ -209,6 +209,30 @@ def test_a_configuration_may_say_what_the_tokenizer_says(tmp_path: Path) -> None
     assert adapter.model.config.rope_parameters["rope_theta"] == 5e5
 
 
+@pytest.mark.parametrize("said", ["{}/texts/*.txt", "texts/one [1].txt", "**/*.txt", "t*s/one*"])
+def test_files_are_paths_or_patterns(tmp_path: Path, said: str) -> None:
+    """From the root as well, and a path may hold what means something in a pattern."""
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "one [1].txt").write_text("84 + 29")
+    said = said.format(tmp_path)
+    table = MODEL + '[curriculum]\n[reading]\nfiles = ["{}"]\n'
+    assert isinstance(read_recipe(write(tmp_path, table.format(said))).lessons(list_text()), Mixed)
+    for none in ("", f"{tmp_path}/texts/*.jsonl", "texts/**.jsonl"):
+        with pytest.raises(InvalidRequest, match="no text matches"):
+            read_recipe(write(tmp_path, table.format(none))).lessons(list_text())
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("84 + 29", encoding="utf-8-sig")
+    text = MODEL + '[curriculum]\n[reading]\nfiles = ["a.txt"]\n'
+    path = tmp_path / "recipe.toml"
+    path.write_text(text, encoding="utf-8-sig")
+    mixed = read_recipe(path).lessons(list_text())
+    assert isinstance(mixed, Mixed)
+    (reading,) = (kind for kind in mixed.kinds if isinstance(kind, Reading))
+    assert reading.documents == [tuple(list_text().encode("84 + 29"))]
+
+
 @pytest.mark.parametrize("written", [None, "{", "{}"])
 def test_a_tokenizer_that_cannot_be_read(tmp_path: Path, written: str | None) -> None:
     folder = tmp_path / "tokenizer"

@@ -21,6 +21,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
+from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
@@ -280,7 +281,7 @@ class Recipe:
         return Reading(documents, table.tokens)
 
     def _matches(self, files: Sequence[str], what: str) -> list[Path]:
-        paths = [path for pattern in files for path in sorted(self.folder.glob(pattern))]
+        paths = [path for each in files for path in _files_of(self.folder, each)]
         if not paths:
             hints = {
                 "trace": "Record some with `manyhands solve --transcript FILE`, or `manyhands eval --traces`.",
@@ -290,6 +291,14 @@ class Recipe:
                 f"no {what} matches {', '.join(files)} in {self.folder}", hint=hints[what]
             )
         return paths
+
+
+def _files_of(folder: Path, said: str) -> list[Path]:
+    """The file of this path, or those that match it, from the folder; a path from the root is one, too."""
+    path = folder / said
+    if said and path.exists():  # also one with brackets in its name
+        return [path]
+    return [folder / found for found in sorted(glob(said, root_dir=folder, recursive=True))]
 
 
 def _check_vocabulary(path: Path, trace: Trace, text: Text) -> None:
@@ -309,7 +318,7 @@ def _check_vocabulary(path: Path, trace: Trace, text: Text) -> None:
 def _texts_of(path: Path) -> list[str]:
     """The texts of one file."""
     try:
-        whole = path.read_text(encoding="utf-8")
+        whole = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
