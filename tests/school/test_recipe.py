@@ -209,6 +209,35 @@ def test_a_configuration_may_say_what_the_tokenizer_says(tmp_path: Path) -> None
     assert adapter.model.config.rope_parameters["rope_theta"] == 5e5
 
 
+@pytest.mark.parametrize(
+    ("text", "error", "says"),
+    [
+        (f"{MODEL}[lora]\nrank = 2\n", InvalidRequest, "makes a new one by `config`"),
+        (
+            '[model]\nstart = "bundled"\nlayers = 14\n[lora]\nrank = 2\n',
+            InvalidRequest,
+            "by `layers`",
+        ),
+        (
+            '[model]\nstart = "bundled"\n[lora]\nrank = 1000000\n',
+            OutOfMemory,
+            "rank 1000000 of the",
+        ),
+        (
+            '[model]\nstart = "bundled"\n[lora]\nstart = "x"\n',
+            InvalidRequest,
+            "`start` and no rank",
+        ),
+    ],
+)
+def test_an_adapter_that_nobody_could_use(
+    tmp_path: Path, text: str, error: type[Exception], says: str
+) -> None:
+    """Of a network that is saved nowhere it could be added to none; one that takes all memory ended by SIGKILL."""
+    with pytest.raises(error, match=says):
+        read_recipe(write(tmp_path, f"{text}[curriculum]\n")).load("cpu")
+
+
 @pytest.mark.parametrize("said", ["{}/texts/*.txt", "texts/one [1].txt", "**/*.txt", "t*s/one*"])
 def test_files_are_paths_or_patterns(tmp_path: Path, said: str) -> None:
     """From the root as well, and a path may hold what means something in a pattern."""

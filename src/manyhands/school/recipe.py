@@ -105,6 +105,11 @@ class LoraTable:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.start and not self.rank:
+            raise InvalidRequest(
+                "[lora] gives `start` and no rank",
+                hint="Give the rank and alpha of the adapter that it goes on from.",
+            )
 
 
 @dataclass(frozen=True)
@@ -196,6 +201,12 @@ class Recipe:
         """
         from manyhands.model.lora import add_lora, load_lora
 
+        if self.lora.rank and (self.model.config or self.model.layers):
+            by = "config" if self.model.config else "layers"
+            raise InvalidRequest(
+                f"[lora] asks for an adapter of a network that is saved nowhere: [model] makes a new one by `{by}`",
+                hint="Train it without [lora] first; the recipe of the adapter has that model as its `start`.",
+            )
         adapter, tokenizer = self._load(device)
         if self.lora.rank:
             add_lora(adapter.model, self.lora.rank, self.lora.alpha, seed=self.training.seed)
