@@ -392,7 +392,7 @@ class Training:
 
 # The configuration of a network, whose names no field of ours declares.
 _OWN_NAMES = "model.config."
-# What a checkpoint has, that of an ended training too; and how torch ends in a file that is none.
+# Keys of every checkpoint, that of an ended training too; and errors in which torch ends in a file that is none.
 _KEPT = {"step", "tokens", "seconds"}
 _UNREADABLE = (RuntimeError, ValueError, LookupError, EOFError, UnpicklingError)
 _OTHER = "give the recipe that began it, or another folder"
