@@ -405,8 +405,11 @@ def test_text_and_traces_are_mixed_into_a_curriculum(tmp_path: Path) -> None:
         ("model = 3\n[curriculum]", r"model is 3; expected a table, \[model\]"),
         (MODEL + '[curriculum]\nsolo = "x"', "solo in .curriculum. is 'x'; expected a number"),
         (MODEL + "[curriculum]\nsolo = 2", "solo is 2.0; expected 0 to 1"),
-        (MODEL + "[curriculum]\nmost_workers = 0", "most_workers is 0; expected 1 or more"),
-        (MODEL + "[curriculum]\nfewest_problems = 9", "problems range from 9 to 8"),
+        (MODEL + "[curriculum]\nmost_workers = 0", "most_workers is 0; expected 1 to 256"),
+        (
+            MODEL + "[curriculum]\nfewest_problems = 9",
+            "fewest_problems is 9; expected at most most_problems, 8",
+        ),
         (MODEL + '[traces]\nfiles = "a.jsonl"', "files in .traces. is 'a.jsonl'"),
         (MODEL + "[traces]\n", r"\[traces\] is incomplete"),
         ('[model]\n[model.config]\nmodel_type = "qwen3"\n[curriculum]', "without `tokenizer`"),
