@@ -60,7 +60,8 @@ def test_what_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
 
 def test_keys_come_from_three_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "keys"
-    file.write_text(f"# ours\n{KEY}-1\n\n  {KEY}-2  \n")
+    # With a byte order mark, as editors on Windows write one.
+    file.write_text(f"# ours\n{KEY}-1\n\n  {KEY}-2  \n", encoding="utf-8-sig")
     monkeypatch.setenv(KEY_VARIABLE, f"{KEY}-3")
     keys = keys_of(ServeOptions(api_key=f"{KEY}-4", api_key_file=file))
     owners = {keys.owner_of(f"Bearer {KEY}-{n}".encode()) for n in (1, 2, 3, 4)}

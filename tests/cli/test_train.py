@@ -148,7 +148,8 @@ def test_what_a_training_has_left_is_named_where_it_does_not_fit(
     assert cli("train", recipe, "--out", half, "--device", "cpu", "--pause", 1e-9).exit_code == 0
     assert cli("train", recipe, "--out", whole, "--device", "cpu").exit_code == 0
     recipe.write_text(recipe.read_text() + "[lora]\nrank = 2\n")
-    assert cli("train", recipe, "--out", adapter, "--device", "cpu").exit_code == 0
+    started = ("train", recipe, "--model", whole, "--out", adapter, "--device", "cpu")
+    assert cli(*started).exit_code == 0
     for options, hint in (
         (("--model", half), "its training has not ended"),
         (("--model", adapter), "it is a LoRA adapter: give it by --adapter"),
@@ -168,7 +169,7 @@ def test_what_a_training_has_left_is_named_where_it_does_not_fit(
         ("{names} count", "{names} add", "team.rules was '{names} count"),
         ("hidden_size = 32", "hidden_size = 64", "model.config.hidden_size was 32 and is 64"),
         ("head_dim = 16", "head_dim = 16\nrms_norm_eps = 1e-5", "model.config.rms_norm_eps was not there and is 1e-05 now"),
-        ("[traces]", "[lora]\nrank = 2\n[traces]", "lora.rank was 0 and is 2 now"),
+        ("[traces]", "[lora]\nalpha = 2.0\n[traces]", "lora.alpha was 64.0 and is 2.0 now"),
         ("[traces]", '[reading]\nfiles = ["*.toml"]\n[traces]', "reading was not there and is a table"),
     ],
 )  # fmt: skip

@@ -794,9 +794,21 @@ def test_folders_of_settings(name: str, tmp_path: Path) -> None:
 def test_a_token_goes_through_experts_that_there_are(name: str, odd: int) -> None:
     """Otherwise a pass ended in an error of torch's, or a block gave nothing."""
     config: Any = deepcopy(ZOO[name]().config)
-    check_sizes(name, config)
+    check_sizes("it", config)
     config.num_experts_per_tok = odd
     with pytest.raises(
         UnsupportedModel, match=f"num_experts_per_tok is {odd}; expected 1 to [0-9]+,"
     ):
-        check_sizes(name, config)
+        check_sizes("it", config)
+
+
+def test_heads_of_keys_serve_as_many_heads_of_queries_each() -> None:
+    """Random weights have any shape, so attention ended in an error of torch's."""
+    for make in ZOO.values():
+        check_sizes("it", make.args[0])  # control: no family is refused
+    config: Any = deepcopy(ZOO["qwen3"]().config)
+    config.num_attention_heads, config.num_key_value_heads = 3, 2
+    with pytest.raises(
+        UnsupportedModel, match="num_attention_heads is 3, and num_key_value_heads 2"
+    ):
+        check_sizes("it", config)

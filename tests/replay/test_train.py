@@ -173,6 +173,20 @@ def test_a_killed_training_goes_on_from_its_last_checkpoint(tmp_path: Path) -> N
     assert not (folder / "checkpoint.new").exists()
 
 
+@pytest.mark.parametrize("kind", ["half", "empty", "text", "another"])
+def test_a_checkpoint_that_cannot_be_read(tmp_path: Path, whole: Training, kind: str) -> None:
+    """It is named, with what can be done; torch's own words recommend to run what is in it."""
+    shutil.copytree(whole.folder, tmp_path / "again")
+    file = tmp_path / "again" / "checkpoint.pt"
+    data = file.read_bytes()
+    if kind == "another":
+        torch.save({"weights": torch.zeros(2)}, file)
+    else:
+        file.write_bytes({"half": data[: len(data) // 2], "empty": b"", "text": b"hello"}[kind])
+    with pytest.raises(InvalidRequest, match=r"checkpoint.pt is damaged, or no checkpoint"):
+        training(tmp_path / "again")
+
+
 def test_a_finished_training_stays_as_it_is(tmp_path: Path, whole: Training) -> None:
     shutil.copytree(whole.folder, tmp_path / "again")
     again = training(tmp_path / "again", stop_at=0)  # would be interrupted if it asked for a batch

@@ -54,6 +54,20 @@ class Small:
         check(self)
 
 
+@pytest.mark.parametrize("low", ["at_least", "above"])
+@pytest.mark.parametrize("high", ["at_most", "below"])
+def test_an_end_belongs_to_a_range_or_not(low: str, high: str) -> None:
+    bounds: dict[str, Any] = {low: 0, high: 1}
+    one = Setting("Luck.", **bounds)
+    assert [one.allows(value) for value in (-1, 0, 0.5, 1, 2)] == [
+        False,
+        low == "at_least",
+        True,
+        high == "at_most",
+        False,
+    ]
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

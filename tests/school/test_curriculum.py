@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
 
+from manyhands.errors import InvalidRequest
 from manyhands.school.arithmetic_team import ArithmeticTeam
+from manyhands.school.curriculum import Curriculum
 from manyhands.strategies.listening import DismissWorker, Heard, Item
 from tests.replay.runs import LIST_PROMPT, list_text
 from tests.replay.test_lessons import SMALL, draw, same
@@ -24,6 +27,22 @@ def test_a_draw_depends_on_its_seed_alone() -> None:
     assert not same(draw("1/2/4"), first)
 
 
+def test_lists_are_as_long_as_is_said() -> None:
+    """Lists of five are drawn most where they may be drawn, and nowhere else."""
+    for fewest, most in ((1, 2), (3, 3), (2, 8)):
+        curriculum = Curriculum(fewest_problems=fewest, most_problems=most)
+        drawn = [len(curriculum._problems(Random(seed)).problems) for seed in range(60)]
+        assert {*drawn} == {*range(fewest, most + 1)}
+    assert max({*drawn}, key=drawn.count) == 5, "control"
+
+
+def test_settings_by_which_no_lesson_could_be_made() -> None:
+    """Every pause followed by another is a list without an end; a team has a bound of its own."""
+    for odd in ({"pauses": 1.0}, {"most_workers": 300}):
+        with pytest.raises(InvalidRequest):
+            Curriculum(**odd)  # type: ignore[arg-type]
+
+
 def test_every_kind_of_run_is_drawn() -> None:
     """With every probability at one or zero the draw still works, and shows what was asked for."""
     team = {"Alice", "Bob", "Carol", "Dave"}
@@ -31,7 +50,7 @@ def test_every_kind_of_run_is_drawn() -> None:
         "solo": {"solo": 1.0},
         "one worker": {"solo": 0.0, "most_workers": 1},
         "forced": {"solo": 0.0, "forced_claims": 1.0, "irregular": 0.0},
-        "checks": {"solo": 0.0, "checks": 1.0},
+        "checks": {"solo": 0.0, "checks": 1.0, "most_problems": 8},
         "no checks": {"solo": 0.0, "checks": 0.0},
         "early": {"solo": 0.0, "early_answers": 1.0},
         "trouble": {"solo": 0.0, "irregular": 1.0, "pauses": 0.9, "contiguous": 1.0},

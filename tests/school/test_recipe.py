@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,13 @@ import torch
 from tokenizers import normalizers
 
 from manyhands import bundled
-from manyhands.errors import BrokenTrace, InvalidRequest, UnsupportedModel
+from manyhands.errors import (
+    BrokenTrace,
+    InvalidRequest,
+    ModelNotFound,
+    OutOfMemory,
+    UnsupportedModel,
+)
 from manyhands.prompts import Prompts, model_prompts
 from manyhands.replay.lessons import Mixed, Reading, Recorded
 from manyhands.replay.trace import record
@@ -166,6 +173,106 @@ seed = 9
         assert torch.equal(one, other)  # weights at random, by the recipe's seed
 
 
+@pytest.mark.parametrize(
+    ("line", "error", "says"),
+    [
+        ('hidden_size = "32"', InvalidRequest, "expected int, got str"),
+        ("hidden_size = -1", InvalidRequest, "hidden_size is -1; expected 1 to"),
+        ("num_hidden_layers = 0", InvalidRequest, "num_hidden_layers is 0; expected 1 to"),
+        ("num_hidden_layers = 5000", InvalidRequest, "is 5000; expected at most 4,096"),
+        ("num_attention_heads = 3\nnum_key_value_heads = 2", InvalidRequest, "heads 2; expected a"),
+        ("head_dim = 15", InvalidRequest, "RoPE requires an even"),
+        ('hidden_act = "none"', InvalidRequest, "makes no network: KeyError: 'none'"),
+        ("hidden_sizes = 32", InvalidRequest, "do not read; did you mean 'hidden_size'?"),
+        ("vocab_size = 1000", InvalidRequest, "its vocab_size is 1000; expected 1280"),
+        ("intermediate_size = 2_000_000_000", OutOfMemory, "makes a network of"),
+        ('model_type = "qwen33"', InvalidRequest, "model_type is 'qwen33', which is no type"),
+        ('model_type = "mamba"', UnsupportedModel, "model type 'mamba' is not supported"),
+    ],
+)
+def test_a_configuration_that_makes_no_network(
+    tmp_path: Path, line: str, error: type[Exception], says: str
+) -> None:
+    """It is judged as that of a model that is loaded, and not where a library or a step of the training ends in it."""
+    names = [each.partition(" ")[0] for each in line.splitlines()]
+    rest = [each for each in MODEL.splitlines() if each.partition(" ")[0] not in names]
+    recipe = read_recipe(write(tmp_path, "\n".join([*rest, line, "[curriculum]"])))
+    with pytest.raises(error, match=re.escape(says)):
+        recipe.load("cpu")
+
+
+def test_a_configuration_may_say_what_the_tokenizer_says(tmp_path: Path) -> None:
+    """And its dtype is that of no weight: all that is trained is float32."""
+    said = 'vocab_size = 1280\neos_token_id = 0\nrope_theta = 5e5\ndtype = "bfloat16"\n'
+    adapter, _ = read_recipe(write(tmp_path, f"{MODEL}{said}[curriculum]\n")).load("cpu")
+    assert adapter.dtype == torch.float32
+    assert adapter.model.config.rope_parameters["rope_theta"] == 5e5
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "says"),
+    [
+        (f"{MODEL}[lora]\nrank = 2\n", InvalidRequest, "makes a new one by `config`"),
+        (
+            '[model]\nstart = "bundled"\nlayers = 14\n[lora]\nrank = 2\n',
+            InvalidRequest,
+            "by `layers`",
+        ),
+        (
+            '[model]\nstart = "bundled"\n[lora]\nrank = 1000000\n',
+            OutOfMemory,
+            "rank 1000000 of the",
+        ),
+        (
+            '[model]\nstart = "bundled"\n[lora]\nstart = "x"\n',
+            InvalidRequest,
+            "`start` and no rank",
+        ),
+    ],
+)
+def test_an_adapter_that_nobody_could_use(
+    tmp_path: Path, text: str, error: type[Exception], says: str
+) -> None:
+    """Of a network that is saved nowhere it could be added to none; one that takes all memory ended by SIGKILL."""
+    with pytest.raises(error, match=says):
+        read_recipe(write(tmp_path, f"{text}[curriculum]\n")).load("cpu")
+
+
+@pytest.mark.parametrize("said", ["{}/texts/*.txt", "texts/one [1].txt", "**/*.txt", "t*s/one*"])
+def test_files_are_paths_or_patterns(tmp_path: Path, said: str) -> None:
+    """From the root as well, and a path may hold what means something in a pattern."""
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "one [1].txt").write_text("84 + 29")
+    said = said.format(tmp_path)
+    table = MODEL + '[curriculum]\n[reading]\nfiles = ["{}"]\n'
+    assert isinstance(read_recipe(write(tmp_path, table.format(said))).lessons(list_text()), Mixed)
+    for none in ("", f"{tmp_path}/texts/*.jsonl", "texts/**.jsonl"):
+        with pytest.raises(InvalidRequest, match="no text matches"):
+            read_recipe(write(tmp_path, table.format(none))).lessons(list_text())
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("84 + 29", encoding="utf-8-sig")
+    text = MODEL + '[curriculum]\n[reading]\nfiles = ["a.txt"]\n'
+    path = tmp_path / "recipe.toml"
+    path.write_text(text, encoding="utf-8-sig")
+    mixed = read_recipe(path).lessons(list_text())
+    assert isinstance(mixed, Mixed)
+    (reading,) = (kind for kind in mixed.kinds if isinstance(kind, Reading))
+    assert reading.documents == [tuple(list_text().encode("84 + 29"))]
+
+
+@pytest.mark.parametrize("written", [None, "{", "{}"])
+def test_a_tokenizer_that_cannot_be_read(tmp_path: Path, written: str | None) -> None:
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    if written is not None:
+        (folder / "tokenizer.json").write_text(written)
+    text = MODEL.replace(str(RECIPE / "tokenizer"), "tokenizer")
+    with pytest.raises(ModelNotFound, match="lacks a tokenizer"):
+        read_recipe(write(tmp_path, f"{text}[curriculum]\n")).load("cpu")
+
+
 def test_recorded_traces(tmp_path: Path) -> None:
     recipe = read_recipe(write(tmp_path, MODEL + '[traces]\nfiles = ["runs/*.jsonl"]'))
     with pytest.raises(InvalidRequest, match=r"no trace matches runs/\*\.jsonl in "):
@@ -298,8 +405,11 @@ def test_text_and_traces_are_mixed_into_a_curriculum(tmp_path: Path) -> None:
         ("model = 3\n[curriculum]", r"model is 3; expected a table, \[model\]"),
         (MODEL + '[curriculum]\nsolo = "x"', "solo in .curriculum. is 'x'; expected a number"),
         (MODEL + "[curriculum]\nsolo = 2", "solo is 2.0; expected 0 to 1"),
-        (MODEL + "[curriculum]\nmost_workers = 0", "most_workers is 0; expected 1 or more"),
-        (MODEL + "[curriculum]\nfewest_problems = 9", "problems range from 9 to 8"),
+        (MODEL + "[curriculum]\nmost_workers = 0", "most_workers is 0; expected 1 to 256"),
+        (
+            MODEL + "[curriculum]\nfewest_problems = 9",
+            "fewest_problems is 9; expected at most most_problems, 8",
+        ),
         (MODEL + '[traces]\nfiles = "a.jsonl"', "files in .traces. is 'a.jsonl'"),
         (MODEL + "[traces]\n", r"\[traces\] is incomplete"),
         ('[model]\n[model.config]\nmodel_type = "qwen3"\n[curriculum]', "without `tokenizer`"),

@@ -141,6 +141,10 @@ def test_whatever_comes_is_answered_with_a_shape_that_is_described(
 def test_models_by_odd_names(client: httpx2.Client) -> None:
     for name in (NAME, f"{NAME}:hogwild-2"):
         assert client.get(f"/v1/models/{name}").status_code == 200
+    # As requests may call it, with other numbers of workers than those of the list.
+    asked = {"hogwild": 200, "hogwild-3": 200, "branches-1": 200, "hogwild-257": 404}
+    for alias, status in {**asked, "branches-3": 404, "hogwild-3-3": 404}.items():
+        assert client.get(f"/v1/models/{NAME}:{alias}").status_code == status, alias
     for name in ("%2e%2e/%2e%2e/etc/passwd", "a/b", "%00", "%ff", "x" * 3000, f"{NAME}:"):
         answer = client.get(f"/v1/models/{name}")
         assert answer.status_code in (400, 404)

@@ -509,7 +509,14 @@ def test_aliases_of_a_model() -> None:
             "max_tokens is 0; expected 1 or more",
         ),
         (None, {"model": "our-model:swarm"}, "model", "expected 'our-model'"),
-        (None, {"model": "our-model:hogwild-0"}, "manyhands.workers", "expected 1"),
+        (None, {"model": "our-model:hogwild-0"}, "model", "workers is 0; expected 1"),
+        (
+            None,
+            {"model": "our-model:branches-3"},
+            "model",
+            "'our-model:branches-3': manyhands has a",
+        ),
+        ({"workers": 0}, {"model": "our-model:hogwild-2"}, "manyhands.workers", "expected 1"),
         ({"method": "hogwild"}, {"url": PLAIN, "prompt": "x"}, "manyhands.method", "takes a chat"),
     ],
 )

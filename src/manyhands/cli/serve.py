@@ -118,7 +118,7 @@ def keys_of(options: ServeOptions) -> Keys:
     given = [key for key in (options.api_key, os.environ.get(KEY_VARIABLE)) if key]
     if options.api_key_file is not None:
         try:
-            lines = read_small(options.api_key_file).decode("utf-8").splitlines()
+            lines = read_small(options.api_key_file).decode("utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             why = "is not UTF-8 text"
             if isinstance(error, OSError):

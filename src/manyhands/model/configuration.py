@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -44,18 +45,19 @@ _CHOSEN = ("num_experts_per_tok", "top_k_experts")  # experts of a token
 _WINDOWS = {"sliding_window": "sliding_attention", "attention_chunk_size": "chunked_attention"}
 _MOST_MODULES = 4096
 _POSITIVE = ("rope_theta", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "swiglu_limit")
+# Entries that networks read though the class of their configuration does not list them.
+_READ_BY_NETWORKS = ("head_dim", "sliding_window", "partial_rotary_factor")
 REPAIR = "download config.json again, or repair it"
 
 
-def check_sizes(name: str, config: Any) -> None:
-    """Raise UnsupportedModel where a number of the configuration can be none of a network."""
+def check_sizes(subject: str, config: Any) -> None:
+    """Raise UnsupportedModel where a number of the configuration can be none of a network. `subject` names it in errors."""
     sizes = [(field, size) for field in _SIZES for size in values_of(config, field)]
     for field, size in sizes:
         is_number = isinstance(size, int) and not isinstance(size, bool)
         if size is not None and not (is_number and 1 <= size <= _LARGEST):
             raise UnsupportedModel(
-                f"the configuration of {name!r} cannot be used: {field} is {size!r}; expected 1 to "
-                f"{_LARGEST:,}",
+                f"{subject} cannot be used: {field} is {size!r}; expected 1 to {_LARGEST:,}",
                 hint=REPAIR,
             )
     counts = [size for field in _EXPERTS for size in values_of(config, field)]
@@ -64,21 +66,39 @@ def check_sizes(name: str, config: Any) -> None:
         for size in values_of(config, field):
             if experts and isinstance(size, int) and not 1 <= size <= min(experts):
                 raise UnsupportedModel(
-                    f"the configuration of {name!r} cannot be used: {field} is {size!r}; expected 1 to "
-                    f"{min(experts)}, as many as a layer has",
+                    f"{subject} cannot be used: {field} is {size!r}; expected 1 to {min(experts)}, as many as a "
+                    "layer has",
                     hint=REPAIR,
                 )
-    _check_windows(name, config)
+    _check_heads(subject, config)
+    _check_windows(subject, config)
     entry = getattr(config, "quantization_config", None)
     if entry is not None and not (isinstance(entry, dict) or hasattr(entry, "to_dict")):
         raise UnsupportedModel(
-            f"the configuration of {name!r} cannot be used: quantization_config is {entry!r}; expected "
-            f"a table",
+            f"{subject} cannot be used: quantization_config is {entry!r}; expected a table",
             hint=REPAIR,
         )
 
 
-def _check_windows(name: str, config: Any) -> None:
+def _check_heads(subject: str, config: Any) -> None:
+    """Raise UnsupportedModel where heads of keys serve different numbers of heads of queries.
+
+    Weights of such a network have shapes of their own, so none are missing; attention ends in an error of torch's.
+    """
+    if getattr(config, "kv_lora_rank", None):  # latents are read by all heads
+        return
+    queries, keys = (values_of(config, f"num_{of}_heads") for of in ("attention", "key_value"))
+    for index in range(max(len(queries), len(keys))):
+        heads, shared = (each[index % len(each)] for each in (queries, keys))
+        if isinstance(heads, int) and isinstance(shared, int) and heads % shared:
+            raise UnsupportedModel(
+                f"{subject} cannot be used: num_attention_heads is {heads}, and num_key_value_heads {shared}; expected a "
+                "multiple of it",
+                hint=REPAIR,
+            )
+
+
+def _check_windows(subject: str, config: Any) -> None:
     """Raise UnsupportedModel where layers attend in windows of no tokens, or of an unknown number."""
     kinds = getattr(config, "layer_types", None)
     for field, kind in _WINDOWS.items():
@@ -95,7 +115,7 @@ def _check_windows(name: str, config: Any) -> None:
             else:
                 continue
             raise UnsupportedModel(
-                f"the configuration of {name!r} cannot be used: {field} is {size!r}; expected {expected}",
+                f"{subject} cannot be used: {field} is {size!r}; expected {expected}",
                 hint=REPAIR,
             )
 
@@ -118,12 +138,29 @@ def check_written(name: str) -> dict[str, Any]:
             f"the configuration of {name!r} cannot be used: it is a {type(written).__name__}; expected a table",
             hint=REPAIR,
         )
+    check_entries(f"the configuration of {name!r}", written)
+    return written
+
+
+def check_entries(subject: str, written: dict[str, Any]) -> None:
+    """Raise UnsupportedModel where a configuration as it is written has entries of a kind that none can have."""
     for field, value, expected in _odd_entries(written):
         raise UnsupportedModel(
-            f"the configuration of {name!r} cannot be used: {field} is {value!r}; expected {expected}",
-            hint=REPAIR,
+            f"{subject} cannot be used: {field} is {value!r}; expected {expected}", hint=REPAIR
         )
-    return written
+
+
+def check_read(subject: str, config: Any, names: Iterable[str]) -> None:
+    """Raise UnsupportedModel for an entry that the architecture does not read; it lies on the configuration as it was given."""
+    known = vars(type(config)())
+    for name in names:
+        if name in vars(config) and name not in known and name not in _READ_BY_NETWORKS:
+            near = get_close_matches(name, [each for each in known if each[0] != "_"], n=1)
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            raise UnsupportedModel(
+                f"{subject} has {name!r}, which networks of type {config.model_type!r} do not read{meant}",
+                hint="leave it out, or write its name as the configuration class of its model_type has it",
+            )
 
 
 def _odd_entries(written: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:

@@ -20,6 +20,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from manyhands.errors import UnsupportedModel
 from manyhands.hub import in_short
+from manyhands.model.configuration import REPAIR
 from manyhands.model.families import reject
 from manyhands.model.host_memory import check_room
 from manyhands.model.quantised.linear import Quantised
@@ -61,7 +62,8 @@ def dummy_model(
         for name, stack in list(stacks_for_mxfp4(model)):
             model.set_submodule(name, Mxfp4Stack.empty(stack, model.device, dtype))
     if device.type == "cpu":
-        check_room(getattr(config, "name_or_path", "") or config.model_type, size_of(model))
+        name = getattr(config, "name_or_path", "") or config.model_type
+        check_room(f"the configuration of {name!r}", size_of(model))
     model.to_empty(device=device)
     model.tie_weights()
     with seeded(seed, device), torch.no_grad():
@@ -94,7 +96,7 @@ def bare_model(config: Any, dtype: torch.dtype) -> PreTrainedModel:
         name = getattr(config, "name_or_path", "") or config.model_type
         raise UnsupportedModel(
             f"the configuration of {name!r} makes no network: {type(error).__name__}: {in_short(error)}",
-            hint="download config.json again, or repair it",
+            hint=REPAIR,
         ) from error
 
 

@@ -58,14 +58,17 @@ def most_host_bytes(root: Path = Path("/")) -> int:
     return max(0, min(found, default=_NEVER_MORE))
 
 
-def check_room(name: str, num_bytes: int) -> None:
-    """Raise OutOfMemory if a network of so many bytes is larger than the memory that this process may have."""
+def check_room(subject: str, num_bytes: int) -> None:
+    """Raise OutOfMemory if a network of so many bytes is larger than the memory that this process may have.
+
+    `subject` names in the error what makes it.
+    """
     most = most_host_bytes()
     if num_bytes <= most:
         return
     raise OutOfMemory(
-        f"the configuration of {name!r} makes a network of {_in_gib(num_bytes)}, and this process may have {_in_gib(most)}",
-        hint="if config.json is right, load the model on a larger machine, or where a container or `ulimit -v` allows more",
+        f"{subject} makes a network of {_in_gib(num_bytes)}, and this process may have {_in_gib(most)}",
+        hint="if its sizes are right, load the model on a larger machine, or where a container or `ulimit -v` allows more",
     )
 
 

@@ -214,7 +214,7 @@ class Found:
         if self.file is not None:
             return self.file.tokenizer()
         with within_reach(self.name):
-            return _tokenizer(self.name, required=required)
+            return read_tokenizer(self.name, required=required)
 
 
 def find_format(model: str | Path, *, with_weights: bool = True) -> Found:
@@ -222,14 +222,14 @@ def find_format(model: str | Path, *, with_weights: bool = True) -> Found:
     name = place_of(model)
     if is_gguf(name):
         file = GgufFile.open(Path(name))
-        check_sizes(name, file.config)
+        check_sizes(f"the configuration of {name!r}", file.config)
         return Found(name, file.config, file.layout, file)
     if isinstance(model, Path) or is_local(name):
         check_folder(Path(name).expanduser(), with_weights=with_weights)
         name = str(Path(name).expanduser())
     with within_reach(name):
         config = _config(name)
-        check_sizes(name, config)
+        check_sizes(f"the configuration of {name!r}", config)
         return Found(name, config, _layout(name, config))
 
 
@@ -422,7 +422,8 @@ def _config(name: str) -> Any:
         ) from error
 
 
-def _tokenizer(name: str, *, required: bool) -> PreTrainedTokenizerBase | None:
+def read_tokenizer(name: str, *, required: bool) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a folder or a model on the hub; None where it cannot be had. ModelNotFound if it is `required`."""
     read: Any = AutoTokenizer.from_pretrained
     try:
         check_tokenizer(name)
@@ -516,7 +517,7 @@ def _check_room(name: str, config: Any, dtype: torch.dtype, kept: str = "none") 
     if kept != "none":
         with suppress(InvalidRequest):  # where no layer has a shape that keeps them
             make_room(laid_out, kept)
-    check_room(name, size_of(laid_out))
+    check_room(f"the configuration of {name!r}", size_of(laid_out))
 
 
 def _place(model: PreTrainedModel, device: torch.device, kind: str) -> PreTrainedModel:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from manyhands.errors import InvalidRequest, UnsupportedModel
 from manyhands.hub import ADAPTER_FILES
 from manyhands.model.checkpoint import check_lora
+from manyhands.model.host_memory import check_room
 from manyhands.model.seeded import seeded
 from manyhands.schema.setting import as_found
 
@@ -66,6 +67,10 @@ def add_lora(model: nn.Module, rank: int, alpha: float, *, seed: int = 0) -> Non
     model.requires_grad_(requires_grad=False)
     layers = [each for each in _linears(model) if each[2] is not head]
     device = layers[0][2].weight.device if layers else torch.device("cpu")
+    if device.type == "cpu":
+        # In float32, each with its gradient and the two averages of the optimizer.
+        numbers = sum(rank * sum(layer.weight.shape) for *_, layer in layers)
+        check_room(f"rank {rank} of the adapter", 16 * numbers)
     with seeded(seed, device):
         for parent, name, layer in layers:
             setattr(parent, name, LoraLinear(layer, rank, alpha))

@@ -22,6 +22,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from textwrap import shorten
 from typing import Any, BinaryIO
 
@@ -328,7 +329,7 @@ class Training:
         self.kept = self.step
 
     def _resume(self) -> None:
-        state = torch.load(self.checkpoint, map_location=self.adapter.device, weights_only=True)
+        state = self._kept_state()
         self._check_made_of(state.get("made_of"))  # versions before 2026-11-27 wrote none
         self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
         self.kept = self.step
@@ -355,6 +356,21 @@ class Training:
         self.adapter.model.load_state_dict(state["model"], strict=False)
         self.optimizer.load_state_dict(state["optimizer"])
 
+    def _kept_state(self) -> dict[str, Any]:
+        """The checkpoint as it was saved. InvalidRequest for a file that is damaged, or something else."""
+        try:
+            state = torch.load(self.checkpoint, map_location=self.adapter.device, weights_only=True)
+            if isinstance(state, dict) and state.keys() >= _KEPT:
+                return state
+        except (
+            _UNREADABLE
+        ):  # their words speak of torch's insides, or recommend to run what is in the file
+            pass
+        raise InvalidRequest(
+            f"{self.checkpoint} is damaged, or no checkpoint of a training",
+            hint="put a copy of it in its place, or remove it: the training begins anew then",
+        )
+
     def _check_made_of(self, told: str | None) -> None:
         """Raise InvalidRequest for a checkpoint that was made of something else."""
         if told is None or self.made_of is None:
@@ -376,6 +392,9 @@ class Training:
 
 # The configuration of a network, whose names no field of ours declares.
 _OWN_NAMES = "model.config."
+# Keys of every checkpoint, that of an ended training too; and errors in which torch ends in a file that is none.
+_KEPT = {"step", "tokens", "seconds"}
+_UNREADABLE = (RuntimeError, ValueError, LookupError, EOFError, UnpicklingError)
 _OTHER = "give the recipe that began it, or another folder"
 
 

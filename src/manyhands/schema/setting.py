@@ -80,6 +80,8 @@ class Setting:
         low = self.above if self.at_least is None else self.at_least
         high = self.below if self.at_most is None else self.at_most
         least, most = -_MOST if low is None else low, _MOST if high is None else high
+        if self.above is not None and self.below is not None:
+            return lambda value: least < value < most
         if self.above is not None:
             return lambda value: least < value <= most
         if self.below is not None:

@@ -13,10 +13,11 @@ from manyhands.schema.bounded import read_small
 def read_toml(path: Path, where: str, hint: str = "give the path of a TOML file") -> dict[str, Any]:
     """The tables of the file; `where` names it in errors, `hint` mends a path that cannot be read.
 
-    Raises InvalidRequest for a file that cannot be read, is not UTF-8 or is not TOML.
+    A byte order mark at its beginning, as editors on Windows write it, is no part of it. Raises InvalidRequest for a file
+    that cannot be read, is not UTF-8 or is not TOML.
     """
     try:
-        return tomllib.loads(read_small(path).decode("utf-8"))
+        return tomllib.loads(read_small(path).decode("utf-8-sig"))
     except OSError as error:
         raise InvalidRequest(
             f"{where} cannot be read: {error.strerror or error}", hint=hint

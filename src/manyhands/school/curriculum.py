@@ -22,7 +22,7 @@ from manyhands.school.slips import slip_in, written_step
 from manyhands.strategies.base import Strategy
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.sequential import sequential
-from manyhands.strategies.settings import Away, EndSettings, SoloSettings, TeamSettings
+from manyhands.strategies.settings import MAX_WORKERS, Away, EndSettings, SoloSettings, TeamSettings
 from manyhands.tasks.arithmetic.problem_list import ProblemList, problem_list
 from manyhands.text import Text
 
@@ -38,7 +38,7 @@ class Curriculum:
 
     fewest_problems: int = setting(2, "Of a list.", at_least=1, at_most=MOST_PROBLEMS)
     most_problems: int = setting(8, "Of a list.", at_least=1, at_most=MOST_PROBLEMS)
-    most_workers: int = setting(4, "Of a team.", at_least=1)
+    most_workers: int = setting(4, "Of a team.", at_least=1, at_most=MAX_WORKERS)
     word_problems: float = probability(0.55, "Lists of word problems.")
     mixed_lists: float = probability(0.1, "Lists of both kinds of problems.")
     wide: float = probability(
@@ -51,7 +51,12 @@ class Curriculum:
     contiguous: float = probability(0.14, "Teams in this layout.")
     interleaved: float = probability(0.08, "Teams in this layout; the others are combined.")
     checks: float = probability(0.25, "Teams with redundancy checks.")
-    pauses: float = probability(0.4, "Workers that pause or join late.")
+    pauses: float = setting(
+        0.4,
+        "Workers that pause or join late, and of those that paused, who pause again.",
+        at_least=0,
+        below=1,
+    )
     forced_claims: float = probability(0.15, "Teams in which a claim is put in a worker's mouth.")
     irregular: float = probability(0.45, "Runs in which mischief happens.")
     slips: float = probability(0.0, "Runs of a team in which results are wrong now and then.")
@@ -65,8 +70,8 @@ class Curriculum:
         check(self)
         if self.fewest_problems > self.most_problems:
             raise InvalidRequest(
-                f"problems range from {self.fewest_problems} to {self.most_problems}; "
-                "expected fewest first"
+                f"fewest_problems is {self.fewest_problems}; expected at most most_problems, "
+                f"{self.most_problems}"
             )
 
     def draw(self, seed: str, text: Text, prompt: TeamPrompt) -> Lesson:
@@ -79,7 +84,9 @@ class Curriculum:
 
     def _problems(self, rng: random.Random) -> ProblemList:
         # five and eight are what is examined most
-        counts = [*range(self.fewest_problems, self.most_problems + 1), 5, 5, 5, self.most_problems]
+        possible = range(self.fewest_problems, self.most_problems + 1)
+        often = [5, 5, 5] if 5 in possible else []
+        counts = [*possible, *often, self.most_problems]
         count, roll = rng.choice(counts), rng.random()
         stories = self.stories
         if roll < self.mixed_lists:

@@ -50,7 +50,7 @@ from manyhands.strategies.settings import (
 from manyhands.strategies.skeleton import skeleton
 from manyhands.tasks.arithmetic.problem_list import ListKind, problem_list
 from manyhands.tasks.needles import ask, haystack
-from manyhands.tasks.retrieval import retrieval
+from manyhands.tasks.retrieval import MOST_STUDENTS, retrieval
 from manyhands.text import Text
 
 _LONGEST = 4000  # passes; every scripted run is over long before
@@ -66,8 +66,8 @@ class PartsMix:
     retrieval: float = probability(0.0, "Students and a range of GPAs.")
     lists: float = probability(0.0, "Arithmetic lists, by other methods than a team.")
     needles: float = probability(0.0, "Short questions about one long text.")
-    most_students: int = setting(30, "Of a retrieval.", at_least=3)
-    most_dogs: int = setting(64, "Of a long text.", at_least=2)
+    most_students: int = setting(30, "Of a retrieval.", at_least=3, at_most=MOST_STUDENTS)
+    most_dogs: int = setting(64, "Of a long text.", at_least=2, at_most=256)
     drafts: float = probability(0.4, "Of retrievals, whatever the method.")
     drafted_lists: float = probability(
         0.0, "Of lists, by teams too: they are told to draft, and go on as usual."
@@ -199,6 +199,7 @@ class PartsMix:
             workers=rng.choice((0, 0, 1, 2, 3, 4)),
             budget=self._budget(rng, 4 * len(parts.titles)),
             max_points=self.most_students + 2,
+            outline_tokens=_MOST_TOKENS,
             end=_NO_REPLY,
         )
         strategy = skeleton(question, text, settings, prompts.skeleton)

@@ -20,10 +20,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from difflib import get_close_matches
+from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
-from manyhands.errors import InvalidRequest, ModelNotFound, counted
+from manyhands.errors import InvalidRequest, ModelNotFound, UnsupportedModel, counted
+from manyhands.hub import in_short
 from manyhands.model.settings import DTYPES
 from manyhands.prompts.load import TABLES, Prompts, model_prompts
 from manyhands.replay.settings import TrainSettings
@@ -42,6 +45,10 @@ if TYPE_CHECKING:
     from manyhands.model.adapter import ModelAdapter
     from manyhands.replay.lessons import Lessons
 
+_CONFIG, _KEYS = (
+    "[model] config",
+    "Its keys are those of the configuration class of its model_type.",
+)
 _DTYPES = tuple(name for name in DTYPES if name != "float64")
 # The tables besides those of words; and what of [training] changes no gradient but how many there are, or when.
 _TABLES = ("model", "lora", "curriculum", "parts", "traces", "reading", "training")
@@ -98,6 +105,11 @@ class LoraTable:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.start and not self.rank:
+            raise InvalidRequest(
+                "[lora] gives `start` and no rank",
+                hint="Give the rank and alpha of the adapter that it goes on from.",
+            )
 
 
 @dataclass(frozen=True)
@@ -189,6 +201,12 @@ class Recipe:
         """
         from manyhands.model.lora import add_lora, load_lora
 
+        if self.lora.rank and (self.model.config or self.model.layers):
+            by = "config" if self.model.config else "layers"
+            raise InvalidRequest(
+                f"[lora] asks for an adapter of a network that is saved nowhere: [model] makes a new one by `{by}`",
+                hint="Train it without [lora] first; the recipe of the adapter has that model as its `start`.",
+            )
         adapter, tokenizer = self._load(device)
         if self.lora.rank:
             add_lora(adapter.model, self.lora.rank, self.lora.alpha, seed=self.training.seed)
@@ -203,10 +221,12 @@ class Recipe:
                 f"the recipe's tokenizer is not at {place}",
                 hint="Make it first; the recipe's own folder says how.",
             )
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        import torch
+        from transformers import AutoModelForCausalLM
 
         from manyhands.model.devices import resolve_device
-        from manyhands.model.loading import load_adapter
+        from manyhands.model.loading import load_adapter, read_tokenizer
+        from manyhands.model.quiet import quiet
         from manyhands.model.seeded import seeded
 
         if self.model.start:
@@ -218,10 +238,12 @@ class Recipe:
 
             bigger = grown(loaded[0].model, self.model.layers)
             return load_adapter(bigger, device=resolve_device(device), tokenizer=loaded[1])
-        tokenizer = AutoTokenizer.from_pretrained(place)
         made: Any = AutoModelForCausalLM  # transformers leaves from_config untyped
+        with quiet():
+            tokenizer = read_tokenizer(str(place), required=True)
+            config = _config(self.model.config, tokenizer)
         with seeded(self.training.seed):
-            model = made.from_config(_config(self.model.config, tokenizer))
+            model = made.from_config(config, dtype=torch.float32)
         return load_adapter(model, device=resolve_device(device), tokenizer=tokenizer)
 
     def lessons(self, text: Text) -> Lessons:
@@ -270,7 +292,7 @@ class Recipe:
         return Reading(documents, table.tokens)
 
     def _matches(self, files: Sequence[str], what: str) -> list[Path]:
-        paths = [path for pattern in files for path in sorted(self.folder.glob(pattern))]
+        paths = [path for each in files for path in _files_of(self.folder, each)]
         if not paths:
             hints = {
                 "trace": "Record some with `manyhands solve --transcript FILE`, or `manyhands eval --traces`.",
@@ -280,6 +302,14 @@ class Recipe:
                 f"no {what} matches {', '.join(files)} in {self.folder}", hint=hints[what]
             )
         return paths
+
+
+def _files_of(folder: Path, said: str) -> list[Path]:
+    """The file of this path, or those that match it, from the folder; a path from the root is one, too."""
+    path = folder / said
+    if said and path.exists():  # also one with brackets in its name
+        return [path]
+    return [folder / found for found in sorted(glob(said, root_dir=folder, recursive=True))]
 
 
 def _check_vocabulary(path: Path, trace: Trace, text: Text) -> None:
@@ -299,7 +329,7 @@ def _check_vocabulary(path: Path, trace: Trace, text: Text) -> None:
 def _texts_of(path: Path) -> list[str]:
     """The texts of one file."""
     try:
-        whole = path.read_text(encoding="utf-8")
+        whole = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -327,18 +357,49 @@ def _text_of(line: str, where: str) -> str:
 
 
 def _config(described: Mapping[str, Any], tokenizer: Any) -> Any:
-    from transformers import AutoConfig
+    """The configuration of a new network. InvalidRequest where it makes none, OutOfMemory where it makes one that does not fit."""
+    import torch
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    from manyhands.model.configuration import check_entries, check_read, check_sizes
+    from manyhands.model.dummy import UNBUILDABLE, bare_model, size_of
+    from manyhands.model.families import reject
+    from manyhands.model.host_memory import check_room
 
     settings = dict(described)
-    model_type = settings.pop("model_type")
-    size, end = len(tokenizer), tokenizer.eos_token_id
-    try:
-        return AutoConfig.for_model(model_type, vocab_size=size, eos_token_id=end, **settings)
-    except (ValueError, TypeError) as error:
+    kind = settings.pop("model_type")
+    if kind not in list(CONFIG_MAPPING):
+        near = get_close_matches(str(kind), CONFIG_MAPPING, n=1)
         raise InvalidRequest(
-            f"[model] config cannot be used: {error}",
-            hint="Its keys are those of the configuration class of its model_type.",
-        ) from error
+            f"{_CONFIG} cannot be used: its model_type is {kind!r}, which is no type of transformers",
+            hint=f"Did you mean {near[0]!r}?" if near else "Its types are those of docs/models.md.",
+        )
+    of_tokenizer = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
+    for name, value in of_tokenizer.items():
+        if settings.setdefault(name, value) != value:
+            raise InvalidRequest(
+                f"{_CONFIG} cannot be used: its {name} is {settings[name]!r}; expected {value!r}, as the tokenizer has it",
+                hint="Leave it out.",
+            )
+    try:
+        check_entries(_CONFIG, settings)
+        config = AutoConfig.for_model(kind, **settings)
+    except UnsupportedModel as error:
+        raise InvalidRequest(str(error), hint=_KEYS) from error
+    except UNBUILDABLE as error:
+        raise InvalidRequest(f"{_CONFIG} cannot be used: {in_short(error)}", hint=_KEYS) from error
+    reject(config)
+    try:
+        check_sizes(_CONFIG, config)
+        check_read(_CONFIG, config, described)
+    except UnsupportedModel as error:
+        raise InvalidRequest(str(error), hint=_KEYS) from error
+    try:
+        size = size_of(bare_model(config, torch.float32))
+    except UnsupportedModel as error:
+        raise InvalidRequest(f"{_CONFIG} cannot be used: {error}", hint=_KEYS) from error
+    check_room(_CONFIG, size)
+    return config
 
 
 def read_recipe(path: str | Path) -> Recipe:

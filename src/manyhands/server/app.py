@@ -158,7 +158,7 @@ async def models(request: Request) -> Response:
 async def model(request: Request) -> Response:
     """`GET /v1/models/{model}`."""
     front, name = front_of(request), request.path_params["model"]
-    if name not in front.served.models:
+    if not front.served.has(name):
         said = f"there is no model {shown(name)}; GET /v1/models lists those that there are"
         raise Refusal(404, said, code="model_not_found", param="model")
     return JSONResponse(_model(front, name))

@@ -50,6 +50,7 @@ from manyhands.strategies.requests import (
     Defaults,
     about,
     aliases,
+    is_model,
     placed,
     prompts_of,
     read_model,
@@ -98,6 +99,10 @@ class Served:
     def models(self) -> tuple[str, ...]:
         """Names that can be asked for: the model's own, and one for each method that it bears as it comes."""
         return (self.name, *aliases(self.name, only_forks=self.only_forks))
+
+    def has(self, name: str) -> bool:
+        """Whether a request may call the model so: also by an alias with another number of workers than those of `models`."""
+        return is_model(name, self.name, only_forks=self.only_forks)
 
 
 @dataclass(frozen=True)

@@ -235,7 +235,13 @@ def spec_of(
         )
     if isinstance(request, ChatRequest):
         _check_effort(METHODS[name], request, text)
-    return _method_spec(METHODS[name], request, wanted, prompts, defaults)
+    try:
+        return _method_spec(METHODS[name], request, wanted, prompts, defaults)
+    except InvalidField as error:
+        if error.param != "manyhands.workers" or "workers" in given:
+            raise
+        said = f"model is {shown(request.model)}: {error}"
+        raise InvalidField(said, param="model", hint=error.hint) from error
 
 
 def _without_method(name: str) -> InvalidField:
@@ -329,9 +335,25 @@ def aliases(model: str, *, only_forks: bool = False) -> list[str]:
     return found
 
 
+def is_model(asked: str, model: str, *, only_forks: bool = False) -> bool:
+    """Whether a request may call `model` so: by its own name, or by an alias with any number of workers that its method takes."""
+    try:
+        options = read_model(asked, model)
+    except InvalidField:
+        return False
+    if not options:
+        return True
+    method = METHODS[options["method"]]
+    if only_forks and not method.forks(method.settings()):
+        return False
+    return options.get("workers", 1) == 1 or _takes(method, options["workers"])
+
+
 def _takes(method: Method, workers: int) -> bool:
     """Whether a method may have so many workers."""
     usual: Any = method.settings()
+    if not hasattr(usual, "workers"):
+        return False
     try:
         replace(usual, workers=workers)
     except InvalidRequest:

@@ -47,7 +47,6 @@ _INSIDE = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_TWISTED = ("attn_q", "attn_k")
 
 
 def name_of(name: str) -> str:
