@@ -574,6 +574,31 @@ def test_the_kernel_that_carries_blocks_is_launched_before_there_is_one_to_carry
     assert carried == [0] * len(passes.memory.stacks)
 
 
+def test_a_prompt_goes_by_a_recording_that_was_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is longer than all parts of prompts; so is one that comes behind a history, and neither is launched one by one."""
+    ahead = [(1, Wide.SMALL), (48, Wide.SMALL), (48, Wide.LARGE)]
+    monkeypatch.setattr(capacities, "kinds_ahead", lambda most, tiling: ahead)
+    monkeypatch.setattr(capacities, "_MOST_OF_PARTS", 16)
+    monkeypatch.setattr(capacities, "wide_capacity", WIDE)
+    plain, graphed = plain_engine(), graphed_engine()
+    graphed.get_ready()
+    before = replace(passes_of(graphed).counts)
+
+    def reading(history: int) -> Strategy:
+        common, prompt = Block(), Block()
+        if history:
+            yield Step([Row(View([common]), tuple(range(1, history + 1)))])
+        last = Row(View([common, prompt, Block()]), (7,))
+        tokens = yield Step([Row(View([common, prompt]), tuple(range(3, 43))), last])
+        return Answer(text=str(tokens))
+
+    for history in (0, 40):
+        assert graphed.run(reading(history)) == plain.run(reading(history))
+    counts = passes_of(graphed).counts
+    assert (counts.eager - before.eager, counts.recorded - before.recorded) == (0, 0)
+    assert counts.replayed - before.replayed == 3
+
+
 @pytest.mark.parametrize("is_ready", [True, False])
 def test_a_prompt_is_no_reason_to_record(monkeypatch: pytest.MonkeyPatch, is_ready: bool) -> None:
     """An engine that got ready records none of four; another one records the second, and both record a pass that writes."""

@@ -14,6 +14,7 @@ from benchmarks.step_end import unlaunched
 from manyhands.attention.prepared import tokens_of_ended
 from manyhands.attention.triton_backend import of_latents
 from manyhands.attention.work import Stretches, Tiling, cut, power_of_two
+from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.plan import Plan
 from manyhands.cache.planner import Planner
@@ -26,6 +27,7 @@ from manyhands.engine.capacities import (
     kind_ahead,
     kind_of_small,
     kinds_ahead,
+    most_ahead,
     wide_capacity,
 )
 from manyhands.evaluation import life
@@ -58,6 +60,34 @@ def fits_into(plan: Plan, tiling: Tiling, tokens: int, kind: Wide) -> bool:
 @pytest.mark.parametrize("history", [64, 16384])
 def test_a_team_fits(workers: int, history: int, tiling: Tiling) -> None:
     assert fits(a_team(workers, history, 150), tiling)
+
+
+@pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"group {tiling.group}")
+@pytest.mark.parametrize("tokens", [769, 1024, 1100, 1535, 1536, 1700, 2048])
+@pytest.mark.parametrize(
+    ("prompts", "histories", "rows"),
+    [(1, (), 0), (1, (100,), 0), (1, (30, 30_000), 0), (2, (), 0), (8, (), 0), (1, (), 32)],
+    ids=["alone", "behind", "behind two", "two", "eight", "beside rows"],
+)
+def test_prompts_fit(
+    prompts: int, histories: tuple[int, ...], rows: int, tokens: int, tiling: Tiling
+) -> None:
+    """Their last tokens are fed by the rows that write behind them."""
+    common = [situations.block_of(length) for length in histories]
+    feeds = []
+    for _ in range(prompts):
+        block = Block()
+        feeds.append((View([*common, block]), (tokens - rows) // prompts - 1))
+        feeds.append((View([*common, block, Block()]), 1))
+    lone = [View([situations.block_of(300 + each), Block()]) for each in range(rows)]
+    plan = fed([*feeds, *((view, 1) for view in lone)])
+    assert fits(plan, tiling)
+
+
+def test_what_is_recorded_for_prompts_depends_on_what_a_layer_costs() -> None:
+    """Qwen3-30B-A3B, Qwen3-8B, Qwen3-32B and Llama-3-70B in 16 bits."""
+    sizes = (0.14e9, 0.45e9, 1.0e9, 1.75e9)
+    assert [most_ahead(size) for size in sizes] == [2048, 2048, 1000, 768]
 
 
 def test_finer_splits_of_long_strips_fit() -> None:
@@ -145,7 +175,8 @@ def test_many_long_rows_fit_with_one_key_head_too(rows: int, keys: int, heads: i
 def fed(rows: list[tuple[View, int]]) -> Plan:
     """The rows of these views feed so many tokens each."""
     blocks = list(dict.fromkeys(block for view, _ in rows for block in view.blocks))
-    pool = PagePool(sum(-(-(block.num_tokens + 64) // 64) for block in blocks) + 1, 64)
+    more = max(64, *(count for _, count in rows))
+    pool = PagePool(sum(-(-(block.num_tokens + more) // 64) for block in blocks) + 1, 64)
     pool.reserve((block, block.num_tokens) for block in blocks)
     return Planner(pool).plan(Step([Row(view, (0,) * count) for view, count in rows]))
 

@@ -27,6 +27,7 @@ from manyhands.model.experts import (
     gate_of,
     hand_over,
     let_sums_add_experts,
+    load_for_prompts,
     usual_of,
 )
 from manyhands.model.fusion import fuse_modules, is_fused
@@ -121,6 +122,28 @@ def test_networks(name: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> No
     ours = _logits(adapter, tokens)
     assert calls == {"few": few, "many": 2 * stacks - few, "chosen": 2 * routers}
     assert float((ours - expected).abs().max() / expected.abs().max()) < 1e-5
+
+
+@on_cpu
+def test_kernels_of_prompts_are_launched_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for all layers that are alike, with each kind of tiles; none where the modelling code serves."""
+    model: Any = ZOO["qwen3_moe"]().eval()
+    launched = []
+    made = own_many.experts
+
+    def noted(x: Tensor, index: Tensor, shares: Tensor, *others: Any) -> Tensor:
+        launched.append((index.shape[1], others[-1]))
+        return made(x, index, shares, *others)
+
+    monkeypatch.setattr(own_many, "experts", noted)
+    fuse_experts(model)
+    load_for_prompts(model)
+    assert not launched, "in float32 on a CPU"
+    monkeypatch.setattr(kernels, "usable", lambda x: True)
+    monkeypatch.setattr(experts, "DTYPES", (torch.float32,))
+    load_for_prompts(model)
+    chosen = model.config.num_experts_per_tok
+    assert launched == [(chosen, tiles) for tiles in own_many.tiles_on(torch.device("cpu"))]
 
 
 def _count(

@@ -5,6 +5,7 @@ not known when an engine gets ready, so one *wide* recording is made for every n
 long lists of everything else, and for most numbers two to five, by what they are for (`Wide`):
 
     kinds_ahead            all of them: tokens, and the use
+    most_ahead             tokens of the largest one
     kind_ahead             the use that is meant for a plan
     kinds_meant            the same, and those that have its kernels
     kinds_instead          the uses that serve where none of these has room
@@ -44,12 +45,13 @@ _MERGES = (2, 4, 8, 16, 32, 64)  # partials of a token that are merged at once
 _FEW_PARTIALS = 4  # of a token, as completions have; merged by programs of several heads
 _LEAST_LONE = 8  # tokens of a recording of `Wide.LONE`
 _PARTIALS_LONE = 4  # of a lone row: what it was given and what it writes, each in two splits
-# Tokens of the largest wide recording: a prompt that comes alone. Launched one by one such a pass would wait for the host, for
-# twice as long as it takes on the device, and longer (`benchmarks/prefill.py`).
+# Tokens of the largest wide recording: a prompt that comes alone. Launched one by one such a pass waits for the host, for as long as
+# it takes on the device, or twice as long (`benchmarks/prefill.py`).
 AHEAD = 2048
-_MOST_OF_PARTS = (
-    768  # tokens of the largest one for parts of prompts, and what others write meanwhile
-)
+_MOST_OF_PARTS = 768  # tokens of the largest one for parts of prompts and what others write
+# Bytes of a layer's weights times tokens, beyond which the host is done with a layer before the device is: with 16 bits as many
+# operations, which take an H200 1.5 ms.
+_WORTH = 1e12
 # Of those for more: strips that a prompt's token reads (what all have, a conversation, the prompt), and tokens from which on large
 # tiles are specialised, as one prompt of so many wants them.
 _STRIPS_OF_A_PROMPT, _LONG = 3, 1536
@@ -96,6 +98,14 @@ class Wide(Enum):
     LARGE = "parts of prompts: large tiles, beside small ones"
     AMPLE = "crowds that all others have no room for: tiles as beside prompts, more of them, and more rows"
     ENDED = "a team in which steps have ended: fewer rows than tokens, which read the same strips"
+
+
+def most_ahead(layer_bytes: float) -> int:
+    """Tokens of the largest wide recording of a network whose layers have so many bytes of weights for a token.
+
+    Padding costs a pass more than its launches where the device has enough to do.
+    """
+    return min(AHEAD, max(_MOST_OF_PARTS, int(_WORTH / layer_bytes)))
 
 
 def kinds_ahead(most: int, tiling: Tiling) -> list[tuple[int, Wide]]:

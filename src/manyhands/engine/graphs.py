@@ -505,9 +505,10 @@ class GraphedPasses(Passes):
     def record_ahead(self, page_size: int, told: Callable[[int, int], None]) -> None:
         """Compile kernels and make the wide recordings; `told` how far that has come. Stops where one cannot be made."""
         tiling = self.backend.tiling
+        most = capacities.most_ahead(weight_bytes(self.adapter) / self.adapter.num_layers)
         wide = {
             (tokens, kind): capacities.wide_capacity(tokens, tiling, kind)
-            for tokens, kind in capacities.kinds_ahead(capacities.AHEAD, tiling)
+            for tokens, kind in capacities.kinds_ahead(most, tiling)
         }
         # Other ranks are told of recordings alone, so there nothing is tried out.
         uncommon = capacities.uncommon_capacities(tiling) if self.others is ALONE else []
