@@ -592,7 +592,7 @@ def test_a_prompt_goes_by_a_recording_that_was_made_ahead(monkeypatch: pytest.Mo
         tokens = yield Step([Row(View([common, prompt]), tuple(range(3, 43))), last])
         return Answer(text=str(tokens))
 
-    for history in (0, 40):
+    for history in (0, 41):
         assert graphed.run(reading(history)) == plain.run(reading(history))
     counts = passes_of(graphed).counts
     assert (counts.eager - before.eager, counts.recorded - before.recorded) == (0, 0)
