@@ -190,5 +190,12 @@ def whole_prompts_starts() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     made.__name__: made
-    for made in (whole_engines, whole_engines_parts, whole_engines_experts, whole_engines_gate)
+    for made in (
+        whole_engines,
+        whole_engines_parts,
+        whole_engines_experts,
+        whole_engines_gate,
+        whole_prompts,
+        whole_prompts_starts,
+    )
 }
