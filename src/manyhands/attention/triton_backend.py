@@ -58,7 +58,7 @@ from manyhands.attention.launches import (
 from manyhands.attention.prepared import Capacity, Prepared, frequencies, pack
 from manyhands.attention.rotary import Rope
 from manyhands.attention.store import LayerShape, LayerStore, Moved, StoreStack
-from manyhands.attention.work import Occupancy, Tiling, begin_beside, cut, power_of_two
+from manyhands.attention.work import Occupancy, Tiling, begin_beside, cdiv, cut, power_of_two
 from manyhands.cache.plan import Plan
 from manyhands.native.plain import ITEM_FIELDS
 
@@ -176,7 +176,7 @@ class TritonBackend(Backend):
         head_dim, value_dim = dims["HEAD_DIM"], dims["VALUE_DIM"]
         cos, sin = prepared.tables(store.rope, head_dim // 2)
         heads = min(8, power_of_two(num_heads))
-        blocks = triton.cdiv(num_heads, heads) + triton.cdiv(num_queries, heads)
+        blocks = cdiv(num_heads, heads) + cdiv(num_queries, heads)
         append_kernel[(max(num_tokens, _programs_to_stand(num_entries)), blocks)](
             k,
             v,
@@ -232,7 +232,7 @@ class TritonBackend(Backend):
         head_dim, value_dim = dims["HEAD_DIM"], dims["VALUE_DIM"]
         radians = moved.shifts.offsets.float()[:, None, None] * layers.frequencies
         heads = min(8, power_of_two(num_heads))
-        grid = (len(moved.sources), len(layers.kind), triton.cdiv(num_heads, heads))
+        grid = (len(moved.sources), len(layers.kind), cdiv(num_heads, heads))
         move_kernel[grid](
             stack.keys[layers.first :],
             stack.values[layers.first :],
@@ -302,7 +302,7 @@ class TritonBackend(Backend):
             self._side_by_side(reading, *lists)
         if not is_direct:
             merge = Merge.of(capacity.most_partials, num_heads, value_dim)
-            blocks = triton.cdiv(num_heads, merge.heads), triton.cdiv(value_dim, merge.dims)
+            blocks = cdiv(num_heads, merge.heads), cdiv(value_dim, merge.dims)
             merge_kernel[(capacity.tokens, *blocks)](
                 partials,
                 lses,
@@ -325,15 +325,15 @@ class TritonBackend(Backend):
         device = reading.q.device
         if self._side is None:
             self._side = torch.cuda.Stream(device, priority=_URGENT)
-        side = self._side
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
-            reading.launch(*large)
-        reading.launch(*small)
-        torch.cuda.current_stream(device).wait_stream(side)
-        if not torch.cuda.is_current_stream_capturing():
-            for tensor in reading.tensors:
-                tensor.record_stream(side)
+        side, ours = self._side, torch.cuda.current_stream(device)
+        side.wait_stream(ours)
+        try:
+            with torch.cuda.stream(side):
+                reading.launch(*large)
+            reading.launch(*small)
+        finally:
+            # What comes behind waits for both, and so does whatever gets memory of theirs, which belongs to this stream.
+            ours.wait_stream(side)
 
 
 def _room_to_stand(q: Tensor, prepared: Prepared) -> Tensor:
@@ -353,7 +353,7 @@ def _standing(store: EightBitStore, q: Tensor, prepared: Prepared, call: LayerCa
     heads = min(8, power_of_two(num_heads))
     standing = _room_to_stand(q, prepared)
     programs = _programs_to_stand(len(standing))
-    queries_kernel[(programs, triton.cdiv(num_heads, heads))](
+    queries_kernel[(programs, cdiv(num_heads, heads))](
         *(q, cos, sin, prepared.entry_token, prepared.entry_high, standing, *q.stride()[:2]),
         *(_scaling_of(call), len(standing)),
         NUM_HEADS=num_heads,
@@ -470,7 +470,6 @@ class _Reading:
         # Kernels know windows. A chunk is one, a superset that bounds their walks, and lows of its own.
         self.lows = prepared.lows(call.chunk)
         self.partials = partials, lses
-        self.tensors = (q, *self.tables, prepared.buffer, partials, lses, self.lows)
         self.options = {
             "window": call.reach or 0,
             "HEAD_DIM": head_dim,

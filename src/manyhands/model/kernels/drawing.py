@@ -30,6 +30,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from manyhands.attention.work import cdiv, power_of_two
 from manyhands.model.kernels.adding import is_last
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -278,8 +279,8 @@ def draw(logits: Tensor, parameters: Tensor, masks: Tensor | None = None) -> Ten
     assert parameters.shape[0] == len(PARAMETERS), "each row has all parameters"
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     size, count = logits.shape[1], parameters.shape[1]
-    parts = triton.cdiv(size, _CHUNK)
-    most_parts = triton.next_power_of_2(parts)
+    parts = cdiv(size, _CHUNK)
+    most_parts = power_of_two(parts)
     room = FOUND.value + most_parts
     scratch = torch.zeros(count, room, dtype=torch.int32, device=logits.device)
     masses = torch.empty(count, 2, BLOCKS.value, dtype=torch.float64, device=logits.device)

@@ -38,6 +38,7 @@ from torch import Tensor
 from manyhands.attention.compile_at_once import may_launch_nothing
 from manyhands.attention.kernels.overlap import launch_options, take_over
 from manyhands.attention.launches import shared_memory
+from manyhands.attention.work import cdiv, power_of_two
 from manyhands.model.kernels.gated import ACTIVATIONS, activated
 from manyhands.model.kernels.skinny import Tiles, dot_dtype
 from manyhands.model.routing import Scoring
@@ -429,9 +430,9 @@ def choose(
             KEPT=kept,
             BEST=best,
             EVEN=even,
-            PLACES=int(triton.next_power_of_2(chosen)),
-            ROWS=int(triton.next_power_of_2(number)),
-            BLOCK=int(triton.next_power_of_2(experts // number)),
+            PLACES=power_of_two(chosen),
+            ROWS=power_of_two(number),
+            BLOCK=power_of_two(experts // number),
             num_warps=1,
             **launch_options(logits.device),
         )
@@ -474,7 +475,7 @@ def experts(
     lists = list_pairs(index, num_experts) if listed else (index, index)
     groups = num_experts if listed else min(num_experts, tokens * chosen)
     columns = _num_columns(tokens, chosen, num_experts)
-    num_parts = triton.cdiv(tokens, columns) if listed else 1
+    num_parts = cdiv(tokens, columns) if listed else 1
     common = {
         "C": chosen,
         "BY_PAIR": groups < num_experts,
@@ -491,7 +492,7 @@ def experts(
     )
     alpha, limit = gate.clamped or (0.0, 0.0)
     kernel: Any = _expert_gated
-    kernel[(triton.cdiv(width, first.outputs), groups, num_parts)](
+    kernel[(cdiv(width, first.outputs), groups, num_parts)](
         *(x, gate_up.weight, x if gate_up.bias is None else gate_up.bias, index, *lists, inner),
         *(tokens, width, inputs, alpha, limit),
         TURNS=turns,
@@ -505,7 +506,7 @@ def experts(
         **common,
     )
     kernel = _expert_down
-    kernel[(triton.cdiv(outputs, second.outputs), groups, num_parts)](
+    kernel[(cdiv(outputs, second.outputs), groups, num_parts)](
         *(inner, down.weight, x if down.bias is None else down.bias, index, *lists, shares),
         *(parts, tokens, outputs, width),
         TURNED=turns,
@@ -524,7 +525,7 @@ def add_up(parts: Tensor, out: Tensor) -> Tensor:
     """Sums, into out [T, N], of what the experts of each token give: parts [C, T, N], added in float32 in their order."""
     chosen, tokens, outputs = parts.shape
     kernel: Any = _add_up
-    kernel[(tokens, triton.cdiv(outputs, _SUMS))](
+    kernel[(tokens, cdiv(outputs, _SUMS))](
         *(parts, out, tokens, outputs),
         C=chosen,
         BLOCK=_SUMS,
@@ -541,7 +542,7 @@ def list_pairs(index: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     counts = places(num_experts, device=index.device)
     block, warps = _LISTED, _LISTING_WARPS
     if tokens <= MOST_TOKENS:
-        block, warps = min(block, int(triton.next_power_of_2(tokens * chosen))), 4
+        block, warps = min(block, power_of_two(tokens * chosen)), 4
     kernel: Any = _list
     kernel[(num_experts,)](
         *(index, pairs, counts, tokens),
@@ -563,7 +564,7 @@ def _num_columns(tokens: int, chosen: int, num_experts: int) -> int:
     """Columns of a tile: all tokens, or of listed ones about twice as many as an expert has if all have as many."""
     if tokens <= _MOST_LOOKED_UP:
         return _LEAST_COLUMNS
-    twice = int(triton.next_power_of_2(2 * tokens * chosen // num_experts))
+    twice = power_of_two(2 * tokens * chosen // num_experts)
     return min(_MOST_COLUMNS, max(_LEAST_LISTED, twice))
 
 

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from manyhands.attention.kernels.overlap import launch_options, take_over
 from manyhands.attention.launches import shared_memory
+from manyhands.attention.work import cdiv, power_of_two
 from manyhands.model import kernels
 from manyhands.model.kernels.experts import (
     MOST_CHOSEN,
@@ -288,7 +289,7 @@ def experts(
     kernel[(1,)](
         *(counts, laid_out, number, num_experts),
         ROWS=first.rows,
-        BLOCK=int(triton.next_power_of_2(num_experts)),
+        BLOCK=power_of_two(num_experts),
         num_warps=4,
         **overlap,
     )
@@ -296,7 +297,7 @@ def experts(
     common = {"C": chosen, "DOT": dot_dtype(x), "ROWS": first.rows, **overlap}
     alpha, limit = gate.clamped or (0.0, 0.0)
     kernel = _many_gated
-    kernel[(triton.cdiv(width, first.outputs), number)](
+    kernel[(cdiv(width, first.outputs), number)](
         *(x, gate_up.weight, x if gate_up.bias is None else gate_up.bias, laid_out, pairs, counts),
         *(inner, tokens, width, inputs, alpha, limit),
         TURNS=turns,
@@ -310,7 +311,7 @@ def experts(
         **common,
     )
     kernel = _many_down
-    kernel[(triton.cdiv(outputs, second.outputs), number)](
+    kernel[(cdiv(outputs, second.outputs), number)](
         *(inner, down.weight, x if down.bias is None else down.bias, laid_out, pairs, counts),
         *(shares, parts, tokens, outputs, width),
         TURNED=turns,

@@ -25,6 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from manyhands.attention.kernels.overlap import launch_options, take_over
 from manyhands.attention.launches import shared_memory
+from manyhands.attention.work import cdiv, power_of_two
 from manyhands.model.kernels.gated import ACTIVATIONS, activated
 from manyhands.model.kernels.skinny import dot_dtype
 
@@ -92,10 +93,10 @@ def gated_product(x: Tensor, weight: Tensor, bias: Tensor | None, activation: st
     out = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
     if not tokens:
         return out
-    block = max(64, int(triton.next_power_of_2(tokens)))
+    block = max(64, power_of_two(tokens))
     stage = x.element_size() * _INPUTS * (2 * _OUTPUTS + block)
     kernel: Any = _gate_up
-    kernel[(triton.cdiv(width, _OUTPUTS),)](
+    kernel[(cdiv(width, _OUTPUTS),)](
         TensorDescriptor.from_tensor(x, [block, _INPUTS]),
         TensorDescriptor.from_tensor(weight, [_OUTPUTS, _INPUTS]),
         x if bias is None else bias,

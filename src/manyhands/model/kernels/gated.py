@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from manyhands.attention.kernels.overlap import launch_options, take_over
+from manyhands.attention.work import cdiv
 
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 _BLOCK = 1024
@@ -59,7 +60,7 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
     rows = out.numel() // width if width else 0
     if rows:
         kernel: Any = _gated
-        kernel[(rows, triton.cdiv(width, _BLOCK))](
+        kernel[(rows, cdiv(width, _BLOCK))](
             gate_up,
             out,
             width,

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from manyhands.attention.work import cdiv
+
 _CHUNK = 1024  # tokens of a program
 
 
@@ -29,7 +31,7 @@ def _fill(token_ids, chosen, T, CHUNK: tl.constexpr):
 def fill(token_ids: Tensor, chosen: Tensor) -> None:
     """Put the tokens of `chosen` [R] int64 in the places of `token_ids` [T] int32 that are marked with their rows."""
     kernel: Any = _fill
-    kernel[(triton.cdiv(len(token_ids), _CHUNK),)](
+    kernel[(cdiv(len(token_ids), _CHUNK),)](
         *(token_ids, chosen, len(token_ids)),
         CHUNK=_CHUNK,
         enable_fp_fusion=True,  # nothing is added here, and Triton 3.9 warns where a launch leaves it open

@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from manyhands.attention.kernels.overlap import launch_options, take_over
+from manyhands.attention.work import cdiv
 from manyhands.model import kernels
 
 _CHUNK = 4096  # tokens that a program looks at together
@@ -93,7 +94,7 @@ def likeliest(logits: Tensor) -> Tensor:
     assert size < 1 << 31, "a token's id has 32 bits"
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     most = _PROGRAMS * kernels.num_processors(logits.device)
-    parts = max(1, min(triton.cdiv(size, _CHUNK), most // max(1, count), _MOST_PARTS))
+    parts = max(1, min(cdiv(size, _CHUNK), most // max(1, count), _MOST_PARTS))
     keys = torch.empty(count, parts, dtype=torch.int64, device=logits.device)
     out = torch.empty(1 + count, dtype=torch.int64, device=logits.device)
     launches: tuple[Any, ...] = (_search, _settle)

@@ -40,6 +40,7 @@ from torch import Tensor
 
 from manyhands.attention.kernels.overlap import launch_options, take_over
 from manyhands.attention.launches import shared_memory
+from manyhands.attention.work import cdiv
 from manyhands.model.kernels import copies
 from manyhands.model.kernels.experts import (
     MOST_CHOSEN,
@@ -524,7 +525,7 @@ def experts(
     lists = list_pairs(index, num_experts) if listed else (index, index)
     groups = num_experts if listed else min(num_experts, tokens * chosen)
     eights = eights or _eights(tokens, chosen, num_experts)
-    num_parts = triton.cdiv(tokens, 8 * eights) if listed else 1
+    num_parts = cdiv(tokens, 8 * eights) if listed else 1
     alpha, limit = gate.clamped
     first, second = tiles or choose_tiles(tokens, eights, x.device)
     assert max(first.ring_bytes, second.ring_bytes) <= copies.MOST_KIB << 10, (first, second)
@@ -534,7 +535,7 @@ def experts(
         (second, down, inner, outputs, parts),
     ):
         is_gated = made is inner
-        kernel[(triton.cdiv(2 * triton.cdiv(size, 64), each.halves), groups, num_parts)](
+        kernel[(cdiv(2 * cdiv(size, 64), each.halves), groups, num_parts)](
             *(rows.view(torch.int32), weights.packed, weights.factors),
             *(x if weights.bias is None else weights.bias, index, *lists, shares, made),
             *(tokens, size, rows.shape[-1] // 2, rows.shape[-1] // 32, alpha, limit),

@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -42,6 +41,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from manyhands.attention.kernels.overlap import launch_options, take_over
+from manyhands.attention.work import cdiv
 from manyhands.model import kernels
 from manyhands.model.kernels import copies
 from manyhands.model.kernels.experts import (
@@ -368,9 +368,9 @@ def experts(
         (down, inner, outputs, parts),
     ):
         grid = (
-            triton.cdiv(size, 32 * tiles.warps),
+            cdiv(size, 32 * tiles.warps),
             len(weights.packed),
-            triton.cdiv(tokens, tiles.columns),
+            cdiv(tokens, tiles.columns),
         )
         kernel[grid](
             *(rows, weights.packed, weights.factors),
@@ -394,7 +394,7 @@ def choose_tiles(
     """The tiles for so many tokens through experts of these inputs and this width; None where `mxfp4.experts` is faster or the only one."""
     inputs, width = widths
     each = tokens * chosen / num_experts
-    programs = triton.cdiv(2 * width, 32 * _NARROW_OF_MANY.warps) * num_experts
+    programs = cdiv(2 * width, 32 * _NARROW_OF_MANY.warps) * num_experts
     is_many = programs >= _MANY_PROGRAMS * kernels.num_processors(device)
     if each < (_LEAST_EACH_OF_MANY if is_many else _LEAST_EACH) or tokens < _LEAST_LISTED:
         return None

@@ -27,6 +27,7 @@ from torch import Tensor
 from manyhands.attention.attend import LeftNorms
 from manyhands.attention.kernels.overlap import launch_options, take_over
 from manyhands.attention.kernels.rms import rms
+from manyhands.attention.work import cdiv, power_of_two
 
 # Of all heads that one program norms. With a program for each head, 128 tokens of Qwen3-8B took 6.6 µs for 1.3 on an
 # H100 (docs/log.md).
@@ -141,7 +142,7 @@ def join(
     total = known.new_empty(known.shape) if residual is not None else None
     normed = known.new_empty(known.shape) if pre else None
     if num_rows:
-        block = triton.next_power_of_2(width)
+        block = power_of_two(width)
         kernel: Any = _join
         kernel[(num_rows,)](
             rows if residual is None else residual.contiguous(),
@@ -173,11 +174,11 @@ def norm_heads(q: Tensor, k: Tensor, norms: LeftNorms) -> None:
     num_tokens, num_heads, size = q.shape
     assert q.stride(-1) == k.stride(-1) == 1, "normed in place"
     if num_tokens:
-        block = triton.next_power_of_2(size)
+        block = power_of_two(size)
         heads = max(1, _NUMBERS // block)
         count = num_heads + k.shape[1]
         kernel: Any = _heads
-        kernel[(num_tokens, triton.cdiv(count, heads))](
+        kernel[(num_tokens, cdiv(count, heads))](
             q,
             k,
             norms.query[0],

@@ -40,6 +40,7 @@ import triton.language as tl
 from torch import Tensor
 
 from manyhands.attention.kernels.rms import rms
+from manyhands.attention.work import power_of_two
 from manyhands.model.kernels.norms import _rows
 
 SELDOM = tl.constexpr(64)  # looks at a row for one at `stop`
@@ -193,7 +194,7 @@ def meet(
     assert count <= meeting.places, "the buffers have fewer places"
     total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     normed = torch.empty_like(total) if pre else None
-    block = triton.next_power_of_2(width)
+    block = power_of_two(width)
     kernel: Any = _meet
     if count:
         kernel[(count,)](

@@ -28,7 +28,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -43,6 +42,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from manyhands.attention.kernels.overlap import launch_options, take_over
 from manyhands.attention.launches import has_gluon, shared_memory
+from manyhands.attention.work import cdiv
 from manyhands.model import kernels
 from manyhands.model.kernels.gated import ACTIVATIONS, activated
 
@@ -282,7 +282,7 @@ def groups_for(weight: Tensor, *, parts: int = 1, gated: bool = False) -> int:
         return 0
     processors = kernels.num_processors(weight.device)
     for groups in range(1, _MOST_GROUPS + 1 if gated else 2):
-        programs = parts * triton.cdiv(rows // _ROWS.value, groups)
+        programs = parts * cdiv(rows // _ROWS.value, groups)
         if programs <= processors:
             share = _SHARE_IN_PARTS if parts > 1 else _SHARE
             return groups if programs >= share * processors else 0
@@ -354,7 +354,7 @@ def _launched(
         weight_map = _map(weight, [rows, wide])
     outputs = out.shape[-1]
     kernel: Any = _ring
-    kernel[(triton.cdiv(len(weight) // rows, groups), parts)](
+    kernel[(cdiv(len(weight) // rows, groups), parts)](
         _map(x, [box, wide]),
         weight_map,
         x if bias is None else bias,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from manyhands.attention.kernels.eight_bits import largest
 from manyhands.attention.kernels.overlap import launch_options, take_over
+from manyhands.attention.work import power_of_two
 
 
 @triton.jit
@@ -43,7 +44,7 @@ def quantise_rows(x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[
     rows, width = x.shape
     values = torch.empty(x.shape, dtype=dtype, device=x.device)
     scales = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
-    block = triton.next_power_of_2(width)
+    block = power_of_two(width)
     if rows:
         kernel: Any = _quantise
         kernel[(rows,)](

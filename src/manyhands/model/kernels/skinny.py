@@ -24,6 +24,7 @@ the modelling code rounds.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +35,7 @@ from torch import Tensor
 
 from manyhands.attention.kernels.overlap import launch_options, take_over
 from manyhands.attention.launches import shared_memory
+from manyhands.attention.work import cdiv, power_of_two
 from manyhands.model import kernels
 from manyhands.model.kernels.adding import add_up
 from manyhands.model.kernels.gated import ACTIVATIONS, activated
@@ -67,13 +69,18 @@ class Tiles:
 
     def fitted(self, room: int, tokens: int, itemsize: int = 2, *, gated: bool) -> Tiles:
         """The same with as many stages as find room in so many bytes."""
-        one = replace(self, stages=1).num_bytes(tokens, itemsize, gated=gated)
-        return replace(self, stages=max(1, min(self.stages, room // one)))
+        return _fitted(self, room, tokens, itemsize, gated)
+
+
+@functools.cache
+def _fitted(tiles: Tiles, room: int, tokens: int, itemsize: int, gated: bool) -> Tiles:
+    one = replace(tiles, stages=1).num_bytes(tokens, itemsize, gated=gated)
+    return replace(tiles, stages=max(1, min(tiles.stages, room // one)))
 
 
 def _narrow(tokens: int) -> int:
     """Columns of a tile of outputs; tensor cores take no fewer than 16."""
-    return max(16, int(triton.next_power_of_2(tokens)))
+    return max(16, power_of_two(tokens))
 
 
 @triton.jit(do_not_specialize=("T",))  # one kernel for 17 tokens and for 32
@@ -164,6 +171,7 @@ def _skinny(
         tl.store(out + where, acc.to(DTYPE), mask=is_out)
 
 
+@functools.cache
 def choose_tiles(
     tokens: int, outputs: int, inputs: int, device: torch.device, *, gated: bool = False
 ) -> Tiles:
@@ -174,7 +182,7 @@ def choose_tiles(
     of tokens, nor do sums.
     """
     processors = kernels.num_processors(device)
-    tiles = triton.cdiv(outputs, 2 * 64 if gated else 64)
+    tiles = cdiv(outputs, 2 * 64 if gated else 64)
     of_two = 4 if tokens <= _FEW else 3  # stages of programs of which a processor has room for two
     if gated and (tokens > _FEW or (tokens > 16 and tiles <= 2 * processors)):
         # Two a processor, all at once if they can be: larger ones would have no room beside each other.
@@ -185,9 +193,9 @@ def choose_tiles(
         return Tiles(stages=3)
     if outputs <= _OF_A_ROUTER and not gated:
         few = Tiles(outputs=16, inputs=64, warps=2)
-        steps = triton.cdiv(inputs, few.inputs)
+        steps = cdiv(inputs, few.inputs)
         most = max(1, min(inputs // _ROUTER_SHARE, _MOST_ROUTER_PARTS))
-        return replace(few, parts=triton.cdiv(steps, triton.cdiv(steps, most)))
+        return replace(few, parts=cdiv(steps, cdiv(steps, most)))
     if inputs > 2 * outputs:
         most = max(1, min(inputs // _LONG_SHARE, 2 * processors // tiles))
         parts = max(range(1, most + 1), key=lambda parts: _filled(tiles * parts, processors))
@@ -240,9 +248,10 @@ def product(
     assert not (is_gated and scales is not None), "the second half would need scales of its own"
     if tiles is None:
         tiles = choose_tiles(tokens, weight.shape[0], inputs, x.device, gated=is_gated)
-        tiles = replace(tiles, inputs=tiles.inputs * 2 // weight.element_size())
+        if weight.element_size() != 2:
+            tiles = replace(tiles, inputs=tiles.inputs * 2 // weight.element_size())
     tiles = tiles.fitted(shared_memory(x.device), tokens, weight.element_size(), gated=is_gated)
-    num_tiles = triton.cdiv(outputs, tiles.outputs)
+    num_tiles = cdiv(outputs, tiles.outputs)
     assert tiles.parts == 1 or len(arrived) >= num_tiles, (len(arrived), num_tiles)
     shape = (tiles.parts, tokens, weight.shape[0]) if tiles.parts > 1 else (1,)
     partial = torch.empty(shape, dtype=torch.float32, device=x.device)

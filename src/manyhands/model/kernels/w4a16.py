@@ -58,6 +58,7 @@ from torch.nn import functional
 
 from manyhands.attention.kernels.overlap import launch_options, take_over
 from manyhands.attention.launches import shared_memory
+from manyhands.attention.work import cdiv
 from manyhands.model import kernels
 from manyhands.model.kernels import copies
 from manyhands.model.kernels import w4a16_ring as ring
@@ -701,8 +702,8 @@ def choose_tiles(
     def room(kind: tuple[Tiles, int]) -> tuple[int, int]:
         """Programs at once, and how many the outputs and tokens make."""
         tiles, at_once = kind
-        rows = triton.cdiv(outputs, tiles.outputs)
-        return at_once * processors, rows * triton.cdiv(tokens, tiles.tokens)
+        rows = cdiv(outputs, tiles.outputs)
+        return at_once * processors, rows * cdiv(tokens, tiles.tokens)
 
     def filled(kind: tuple[Tiles, int]) -> float:
         """How much of the room whole parts take; more than 1: not all are at work at once."""
@@ -727,7 +728,7 @@ def choose_tiles(
         kind = _SIXTEEN_LONG if spans * count >= _LONG_PART * most else _SIXTEEN
         kind = kind if filled(_SIXTEEN) <= 1 else _SIXTEEN_WIDE
     elif tokens <= 32:
-        is_wide = triton.cdiv(outputs, _THIRTY_TWO_WIDE[0].outputs) >= processors
+        is_wide = cdiv(outputs, _THIRTY_TWO_WIDE[0].outputs) >= processors
         kind = _THIRTY_TWO if filled(_THIRTY_TWO) >= 0.8 else _THIRTY_TWO_MEDIUM
         kind = _THIRTY_TWO_WIDE if is_wide else kind
     else:
@@ -738,9 +739,9 @@ def choose_tiles(
     if is_ringed and 2 * count > most:  # no room for two parts: shares instead
         return replace(wide[0], stages=ringed(wide), programs=wide[1] * processors)
     parts = max(1, min(most // count, _MOST_PARTS))
-    longest = max(_LEAST_RINGED if is_ringed else _LEAST_SPANS, triton.cdiv(spans, parts))
+    longest = max(_LEAST_RINGED if is_ringed else _LEAST_SPANS, cdiv(spans, parts))
     stages = ringed(few) if is_ringed else 0
-    return replace(kind[0], parts=triton.cdiv(spans, longest), stages=stages)
+    return replace(kind[0], parts=cdiv(spans, longest), stages=stages)
 
 
 def product(
@@ -778,8 +779,8 @@ def product(
     tiles = tiles or choose_tiles(tokens, outputs, inputs // span, x.device, span, group)
     stage = ring.stage_bytes(span, group, tiles.eights, tiles.row_warps)
     assert tiles.stages * stage <= copies.MOST_KIB << 10, tiles.stages
-    rows, parts = triton.cdiv(outputs, tiles.outputs), tiles.parts
-    grid = (triton.cdiv(tokens, tiles.tokens), rows, parts)
+    rows, parts = cdiv(outputs, tiles.outputs), tiles.parts
+    grid = (cdiv(tokens, tiles.tokens), rows, parts)
     if tiles.programs:
         shares = min(tiles.programs, rows * (inputs // span))
         parts = shares // rows if shares % rows == 0 else shares // rows + 2
