@@ -332,7 +332,7 @@ class TritonBackend(Backend):
                 reading.launch(*large)
             reading.launch(*small)
         finally:
-            # What comes behind waits for both, and so does whatever gets memory of theirs, which belongs to this stream.
+            # All work behind waits for both kinds, and memory that they read goes to such work alone: it belongs to this stream.
             ours.wait_stream(side)
 
 
