@@ -48,10 +48,10 @@ _PARTIALS_LONE = 4  # of a lone row: what it was given and what it writes, each 
 # Tokens of the largest wide recording: a prompt that comes alone. Launched one by one such a pass waits for the host, for as long as
 # it takes on the device, or twice as long (`benchmarks/prefill.py`).
 AHEAD = 2048
-_MOST_OF_PARTS = 768  # tokens of the largest one for parts of prompts and what others write
 # Bytes of a layer's weights times tokens, beyond which the host is done with a layer before the device is: with 16 bits as many
 # operations, which take an H200 1.5 ms.
 _WORTH = 1e12
+_MOST_OF_PARTS = 768  # tokens of the largest one for parts of prompts and what others write
 # Of those for more: strips that a prompt's token reads (what all have, a conversation, the prompt), and tokens from which on large
 # tiles are specialised, as one prompt of so many wants them.
 _STRIPS_OF_A_PROMPT, _LONG = 3, 1536
@@ -66,17 +66,8 @@ _MOST_OF_LATENTS = 1024  # items of each of their recordings, at least
 _USUAL_GROUP, _USUAL_HEADS = 5, 8
 _SPLITS_OF_FEW = 2.0  # a processor, over all strips and heads
 _MUCH_MORE = 1.5  # times the keys that tiles for eight would load
-_AMPLE = (
-    128,
-    160,
-    192,
-    256,
-    320,
-    384,
-    512,
-    640,
-    _MOST_OF_PARTS,
-)  # tokens of recordings of `Wide.AMPLE`
+# Tokens of recordings of `Wide.AMPLE`.
+_AMPLE = (*(128, 160, 192, 256, 320, 384, 512, 640), _MOST_OF_PARTS)
 _MOST_ROWS = 256  # of the others: the head's product is of as many, padding too
 # Bytes that a device has free for ample ones to be made: passes of thousands of tokens, which have none, want some, too.
 SPARE = 1 << 30

@@ -298,12 +298,13 @@ def _block(
 
     Or the block as it was, if that takes another way.
     """
-    from manyhands.model.kernels import experts as own
-
     x = hidden_states.reshape(-1, hidden_states.shape[-1])
     routing: Routing = router.forward.args[2]
-    # Of more tokens what each expert gives would be too much to write in float32.
-    if len(x) > own.MOST_TOKENS or not (_routes(router, routing, x) and _knows(stack, x)):
+    if not (_routes(router, routing, x) and _knows(stack, x)):
+        return usual(hidden_states)
+    from manyhands.model.kernels import experts as own
+
+    if len(x) > own.MOST_TOKENS:  # too much to be written in float32 for each of a token's experts
         return usual(hidden_states)
     _, shares, index = routing.in_order(router(x, *(getattr(mlp, name) for name in given)))
     gate, beside = stack.forward.args[2], int(shared is not None)
