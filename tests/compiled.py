@@ -82,7 +82,7 @@ PARTS = ("attention", "products")
 FILE = Path(__file__).with_suffix(".json")
 # Products in Triton's own words: by which matrix unit, and with how much memory, is the device's matter.
 DOTS = {
-    *("_skinny", "_expert_gated", "_expert_down", "_many_gated", "_many_down", "attend_kernel"),
+    *("_skinny", "_expert_gated", "_expert_down", "attend_kernel"),
     *("forward_kernel", "of_queries_kernel", "of_keys_kernel"),
 }
 RINGS = "whether there is a ring:"
@@ -318,7 +318,7 @@ def products(capability: int) -> None:
         index = torch.zeros(tokens, 2, dtype=torch.int64)
         x, shares = zeros(tokens, 128), zeros(tokens, 2)
         experts.experts(x, index, shares, *pair, own_gate)
-        for tiles in experts_many.TILES:
+        for tiles in experts_many.TILES if capability >= HOPPER else ():
             experts_many.experts(x, index, shares, *pair, own_gate, tiles)
     index = torch.zeros(MOST_TOKENS + 1, 2, dtype=torch.int64)
     experts.list_pairs(index, 4)

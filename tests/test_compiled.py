@@ -316,6 +316,7 @@ def compiled_for_ampere(compiler: Compiler, part: str, compiles_every: bool) -> 
         "_gate_up",
         "_ring",
         "_mxfp4_many",
+        *("_lay_out", "_many_gated", "_many_down"),
         *SPECIALISED,
         *LATENTS,
         *INTEGERS,

@@ -122,6 +122,13 @@ def test_networks(name: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> No
     ours = _logits(adapter, tokens)
     assert calls == {"few": few, "many": 2 * stacks - few, "chosen": 2 * routers}
     assert float((ours - expected).abs().max() / expected.abs().max()) < 1e-5
+    monkeypatch.setattr(own, "MOST_TOKENS", tokens - 1)
+    monkeypatch.setattr(kernels, "have_warpgroups", lambda device: False)
+    ours = _logits(adapter, tokens)
+    assert calls == {"few": few, "many": 2 * stacks - few, "chosen": 3 * routers}, (
+        "not on older GPUs"
+    )
+    assert float((ours - expected).abs().max() / expected.abs().max()) < 1e-5
 
 
 @on_cpu
@@ -143,7 +150,7 @@ def test_kernels_of_prompts_are_launched_ahead(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(experts, "DTYPES", (torch.float32,))
     load_for_prompts(model)
     chosen = model.config.num_experts_per_tok
-    assert launched == [(chosen, tiles) for tiles in own_many.tiles_on(torch.device("cpu"))]
+    assert launched == [(chosen, tiles) for tiles in own_many.TILES]
 
 
 def _count(

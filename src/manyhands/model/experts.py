@@ -3,7 +3,7 @@
 The modelling code sorts the tokens, gathers them, multiplies by a grouped product and puts everything back: some thirty launches a
 layer, which is most of the time of a pass of few tokens, and half of that of a prompt. On a CUDA device, in bfloat16 or
 float16, our own kernels do it in four to seven: those of few tokens read the experts that were chosen (`kernels/experts.py`), those of
-prompts use each weight often (`kernels/experts_many.py`). The weights stay where they are, and all else goes the way it always went.
+prompts use each weight often (`kernels/experts_many.py`, from Hopper on). The weights stay where they are, and all else goes the way it always went.
 
     stack     the weights of all experts of a layer
     router    gives each token its experts, and a share of what each of them gives
@@ -78,11 +78,12 @@ def load_for_prompts(model: nn.Module) -> None:
         both, down, gate = _parts_of(stack, stack.forward.args[2])
         x = both.weight.new_zeros(1, both.weight.shape[1 if gate.clamped else 2])
         facts = both.weight.shape, chosen, gate
-        if facts in known or not _knows(stack, x) or chosen > own.MOST_CHOSEN:
+        is_served = _knows(stack, x) and kernels.have_warpgroups(x.device)
+        if facts in known or not is_served or chosen > own.MOST_CHOSEN:
             continue
         known.add(facts)
         index = torch.arange(chosen, device=x.device)[None]
-        for tiles in many.tiles_on(x.device):
+        for tiles in many.TILES:
             many.experts(x, index, x.new_zeros(index.shape), both, down, gate, tiles)
 
 
@@ -348,7 +349,9 @@ def _by_kernels(
         return stack.product(x, index, shares, in_parts=in_parts)
     weights = _parts_of(stack, gate)
     tokens, chosen = index.shape
-    is_many = many.is_faster(tokens, chosen, len(weights[0].weight))
+    is_many = many.is_faster(tokens, chosen, len(weights[0].weight), x.device)
+    if tokens > own.MOST_TOKENS and not is_many:
+        return None
     made = many.experts if is_many else own.experts
     return made(x, index, shares, *weights, in_parts=in_parts, beside=beside)
 

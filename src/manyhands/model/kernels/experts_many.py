@@ -73,7 +73,6 @@ _LEAST_EACH, _LEAST_WIDE = 24, 64  # tokens of an expert, if all have as many
 TILES = (
     _WIDE := (Tiles(), Tiles(outputs=256)),
     _NARROW := (_SMALL, replace(_SMALL, outputs=128)),
-    _OF_SINGLE_WARPS := (_SMALL, _SMALL),
 )
 
 
@@ -275,7 +274,7 @@ def experts(
         return out
     x, index, shares = x.contiguous(), index.contiguous(), shares.contiguous()
     room, itemsize = shared_memory(x.device), x.element_size()
-    both = tiles or choose_tiles(tokens, chosen, num_experts, x.device)
+    both = tiles or choose_tiles(tokens, chosen, num_experts)
     first, second = (
         both[0].fitted(room, itemsize, gated=True),
         both[1].fitted(room, itemsize, gated=False),
@@ -326,22 +325,15 @@ def experts(
     return out if in_parts else add_up(parts, out)
 
 
-def is_faster(tokens: int, chosen: int, num_experts: int) -> bool:
-    """Whether these kernels are faster than those of few tokens."""
-    return tokens > MOST_TOKENS or tokens * chosen >= _LEAST_EACH * num_experts
+def is_faster(tokens: int, chosen: int, num_experts: int, device: torch.device) -> bool:
+    """Whether these kernels are faster than those of few tokens, and than the modelling code: on Hopper and later.
 
-
-def choose_tiles(
-    tokens: int, chosen: int, num_experts: int, device: torch.device
-) -> tuple[Tiles, Tiles]:
-    """The tiles of both products that were fastest on an H200, by the tokens that an expert has if all have as many.
-
-    Where a warp multiplies alone, larger ones have no room in its registers.
+    Where a warp multiplies alone, tiles of this size have no room in its registers, and smaller ones were not measured.
     """
-    first, *others = tiles_on(device)
-    return others[0] if others and tokens * chosen < _LEAST_WIDE * num_experts else first
+    are_many = tokens > MOST_TOKENS or tokens * chosen >= _LEAST_EACH * num_experts
+    return are_many and kernels.have_warpgroups(device)
 
 
-def tiles_on(device: torch.device) -> tuple[tuple[Tiles, Tiles], ...]:
-    """All that are ever chosen on this device, the widest first."""
-    return (_WIDE, _NARROW) if kernels.have_warpgroups(device) else (_OF_SINGLE_WARPS,)
+def choose_tiles(tokens: int, chosen: int, num_experts: int) -> tuple[Tiles, Tiles]:
+    """The tiles of both products that were fastest on an H200, by the tokens that an expert has if all have as many."""
+    return _WIDE if tokens * chosen >= _LEAST_WIDE * num_experts else _NARROW
