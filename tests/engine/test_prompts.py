@@ -10,13 +10,16 @@ import pytest
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
+from manyhands.engine.engine import Engine
 from manyhands.engine.run import Run, RunState
 from manyhands.engine.scheduler import Scheduler
 from manyhands.errors import ContextTooLong
+from manyhands.model.settings import PROMPT_TOKENS_ALONE
 from manyhands.strategies.base import Answer
 from tests.covers import is_every_case
 from tests.engine.small import CONTEXT, TEXT, counting, finish, small_engine
 from tests.engine.test_interrupts import insist, watch_at
+from tests.model.families_zoo import tiny_models
 from tests.strikes import Place, Watch, first_and_last, strike_all
 
 LONG = tuple(TEXT.encode("a long prompt, " * 12))[:100]
@@ -116,6 +119,28 @@ def test_a_run_that_is_cancelled_in_the_midst_of_its_prompt_frees_it() -> None:
     engine.cancel(writer)
     assert run.done
     assert engine.pool.num_free_pages == engine.pool.num_pages
+
+
+@pytest.mark.parametrize(("alone", "in_first"), [(None, 4), (64, 2), (20, 1)])
+def test_prompts_that_come_at_once_wait_for_few_others(alone: int | None, in_first: int) -> None:
+    """As many are read in one pass as have so many tokens, or one; the first of them has its token behind that pass."""
+    engine = small_engine(prompt_tokens=16, prompt_tokens_alone=alone)
+    runs = [engine.submit(counting(LONG[at : at + 30], 3)) for at in range(4)]
+    engine.step()
+    assert [run.num_passes for run in runs] == [1] * in_first + [0] * (4 - in_first)
+    finish(engine, *runs)
+    expected = [small_engine().run(counting(LONG[at : at + 30], 3)) for at in range(4)]
+    assert [run.result() for run in runs] == expected
+
+
+def test_with_experts_a_pass_has_as_many_prompts_as_fit() -> None:
+    """It reads all experts, whichever few of them a token goes through."""
+    models = tiny_models()
+    for name, expected in (("qwen3", PROMPT_TOKENS_ALONE), ("qwen3_moe", 8192)):
+        engine = Engine.load(models[name](), memory_tokens=64)
+        assert engine._scheduler.prompt_tokens_alone == expected, name
+    engine = small_engine(max_tokens_per_pass=100)
+    assert engine._scheduler.prompt_tokens_alone == 100
 
 
 def test_a_step_that_fails_in_the_end_has_fed_nothing() -> None:

@@ -54,7 +54,7 @@ from manyhands.engine.shelving import Shelving
 from manyhands.engine.speculation import Speculation
 from manyhands.errors import InvalidRequest, ModelNotFound
 from manyhands.model.adapter import ModelAdapter
-from manyhands.model.settings import EFFORTS, ModelSettings
+from manyhands.model.settings import EFFORTS, PROMPT_TOKENS_ALONE, ModelSettings
 from manyhands.native import build as native
 from manyhands.prompts.load import Prompts, brings_words, model_prompts
 from manyhands.replay.merged import Merged
@@ -156,10 +156,18 @@ class Engine:
             # come back as it was. So runs stay.
             overcommit=1.0 if self.settings.kv_cache_dtype == "int8" else self.settings.overcommit,
             prompt_tokens=self.settings.prompt_tokens,
+            prompt_tokens_alone=self._prompt_tokens_alone(),
             is_known=self._is_known if self._speculation is not None else None,
             lookahead=self._lookahead,
         )
         self.inside = self._scheduler.inside
+
+    def _prompt_tokens_alone(self) -> int:
+        """A pass of more is hardly faster a token; but with experts it reads all weights, whichever few a token goes through."""
+        asked = self.settings.prompt_tokens_alone
+        if asked is not None:
+            return asked
+        return self.settings.max_tokens_per_pass if self.facts.has_experts else PROMPT_TOKENS_ALONE
 
     @classmethod
     def load(

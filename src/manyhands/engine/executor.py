@@ -59,7 +59,7 @@ from manyhands.engine.passes import ALONE, Late, Others, PassOutcome
 from manyhands.engine.sampling import Chosen, choose, get_ready, sent
 from manyhands.engine.weighing import Weights
 from manyhands.errors import InvalidRequest, OutOfMemory, counted
-from manyhands.model.adapter import ModelAdapter, weight_bytes
+from manyhands.model.adapter import ModelAdapter, experts_of_a_token, weight_bytes
 from manyhands.model.fingerprint import fingerprint
 from manyhands.model.fusion import FuseReport, check_fuse, fuse_modules
 from manyhands.model.generation import end_ids
@@ -110,6 +110,7 @@ class ModelFacts:
     about_memory: str  # where memory goes, in a sentence
     about_ranks: str = ""  # how many ranks share the model, and what each holds; "" if there is one
     num_weights: int = 0  # of this process's part of the network
+    has_experts: bool = False  # of which a token goes through a few
     # Slots for states of texts; 0: no layer of the network keeps any (`model/recurrent.py`).
     num_states: int = 0
     state_bytes: int = 0  # of one state in all layers
@@ -407,6 +408,7 @@ class LocalExecutor:
                 adapter, num_pages, chosen.page_size, free, eight_bits=eight_bits
             ),
             num_weights=num_weights(adapter),
+            has_experts=experts_of_a_token(adapter.config) is not None,
             num_states=num_states,
             state_bytes=slot_bytes,
         )

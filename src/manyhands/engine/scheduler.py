@@ -83,10 +83,11 @@ class Scheduler:
         rebuild: Rebuild | None = None,
         overcommit: float = 1.0,
         prompt_tokens: int | None = None,
+        prompt_tokens_alone: int | None = None,
         is_known: Callable[[Step], bool] | None = None,
         lookahead: Lookahead | None = None,
     ) -> None:
-        """`prompt_tokens`: see `ModelSettings`; None: steps are fed whole.
+        """`prompt_tokens` and `prompt_tokens_alone`: see `ModelSettings`; None: steps are fed whole, and as many as fit.
 
         `is_known`: whether `predict` answers a step without a pass (`engine/speculation.py`); None: it never does.
         `lookahead`: `predict` asks for the `expected` steps of the next pass and begins it; None: it does not.
@@ -102,6 +103,9 @@ class Scheduler:
         self.pool = pool
         self.max_tokens_per_pass = max_tokens_per_pass
         self.prompt_tokens = prompt_tokens or max_tokens_per_pass
+        self.prompt_tokens_alone = min(
+            prompt_tokens_alone or max_tokens_per_pass, max_tokens_per_pass
+        )
         self.usage_of_each = usage_of_each
         queues = new_queues()
         self.preemption = Preemption(pool, rebuild, overcommit, queues)
@@ -368,10 +372,11 @@ class Scheduler:
         ]
 
     def _prompts(self, prompts: Sequence[_Ready], *, num_writing: int) -> Sequence[_Ready]:
-        """The prompts that are fed in this pass: beside rows that write a part of the first, else all that fit.
+        """The prompts that are fed in this pass: beside rows that write a part of the first, else whole ones.
 
         The part makes the pass as long as `prompt_tokens`, together with what the others feed: a pass of a
-        little more would take as long as one of half as much again.
+        little more would take as long as one of half as much again. Whole ones have as many tokens as `prompt_tokens_alone`, but
+        for the first: a larger pass is hardly faster a token, and all that are in it wait for the last one.
         """
         if num_writing and prompts:
             (run, step), *_ = prompts
@@ -380,7 +385,7 @@ class Scheduler:
         count = num_tokens = 0
         for _, step in prompts:
             num_tokens += sum(len(row.feed) for row in step.rows)
-            if count and num_tokens > self.max_tokens_per_pass:
+            if count and num_tokens > self.prompt_tokens_alone:
                 break
             count += 1
         return prompts[:count]

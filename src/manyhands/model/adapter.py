@@ -315,6 +315,12 @@ def _answering(base: nn.Module, forward: Callable[..., Any]) -> nn.Module:
     return answering
 
 
+def experts_of_a_token(config: Any) -> int | None:
+    """How many of a layer's experts a token goes through; None where there are none."""
+    found = getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None)
+    return None if found is None else int(found)
+
+
 def weight_bytes(adapter: ModelAdapter) -> int:
     """Bytes of weights that one pass reads at least.
 
@@ -326,7 +332,7 @@ def weight_bytes(adapter: ModelAdapter) -> int:
     tables = [m.weight for m in model.modules() if isinstance(m, nn.Embedding)]
     looked_up = {table.data_ptr() for table in tables if table is not head}
     config = adapter.config
-    experts = getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None)
+    experts = experts_of_a_token(config)
     if config.model_type == "llama4_text":
         experts = None
     largest: dict[int, float] = {}  # two names for one piece of memory count once

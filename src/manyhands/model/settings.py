@@ -27,6 +27,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 _MODEL = "Model"
 _CACHE_SIZE = 32.0  # GiB
+PROMPT_TOKENS_ALONE = 2048  # where every token goes through all weights
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class ModelSettings:
     `speculate` changes no token that is written, only how many passes are made for them, so it is a choice of
     the engine and not of a run: traces, records and requests know nothing of it.
     `max_tokens_per_pass` bounds the activations of one pass, `prompt_tokens` how long rows that write wait for
-    the prompts of others.
+    the prompts of others, `prompt_tokens_alone` how long prompts that come at once wait for each other.
     """
 
     model: Any = setting(
@@ -169,6 +170,13 @@ class ModelSettings:
         512,
         "Tokens of prompts that are fed in one pass beside rows that write.",
         at_least=1,
+        by="code",
+    )
+    prompt_tokens_alone: int | None = setting(
+        None,
+        "Tokens of several prompts that are fed in one pass while no row writes.",
+        at_least=1,
+        unset=f"{PROMPT_TOKENS_ALONE:,}; with experts as many as a pass may have",
         by="code",
     )
 
