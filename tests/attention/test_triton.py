@@ -242,7 +242,7 @@ def test_partials_of_sixteen_bits(size: float, where: str, monkeypatch: pytest.M
     launch = triton_backend._Reading.launch
 
     def noted(self: Any, items: torch.Tensor, rows: int, is_large: bool, **options: bool) -> None:
-        seen.append((self.tensors[4].dtype, is_large))
+        seen.append((self.partials[0].dtype, is_large))
         launch(self, items, rows, is_large, **options)
 
     monkeypatch.setattr(triton_backend._Reading, "launch", noted)
