@@ -287,6 +287,22 @@ def test_a_device_without_memory_to_spare_has_no_ample_recordings(
     assert passes_of(engine).trouble is None
 
 
+@pytest.mark.parametrize("free", [capacities.SPARE - 1, capacities.SPARE])
+def test_a_device_without_memory_to_spare_has_no_recordings_for_prompts(
+    free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those for parts of prompts it has all the same."""
+    ahead = [(1, Wide.SMALL), (40, Wide.LARGE), (48, Wide.LARGE)]
+    monkeypatch.setattr(capacities, "kinds_ahead", lambda most, tiling: ahead)
+    monkeypatch.setattr(capacities, "_MOST_OF_PARTS", 40)
+    monkeypatch.setattr(capacities, "wide_capacity", WIDE)
+    monkeypatch.setattr(graphs, "free_bytes", lambda device: free)
+    engine = graphed_engine()
+    engine.get_ready()
+    assert list(passes_of(engine)._ahead) == ahead[: 3 if free == capacities.SPARE else 2]
+    assert passes_of(engine).trouble is None
+
+
 def test_running_ahead_of_a_draw_that_candidates_leave_undecided(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -153,6 +153,38 @@ def test_kernels_of_prompts_are_launched_ahead(monkeypatch: pytest.MonkeyPatch) 
     assert launched == [(chosen, tiles) for tiles in own_many.TILES]
 
 
+@on_cpu
+@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "mixtral", "gpt_oss"])
+def test_kernels_that_are_launched_ahead_are_those_of_a_prompt(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shares in float32 have kernels of their own, and so have long lists."""
+    model: Any = ZOO[name]().eval().to(torch.bfloat16)
+    launched, listed = set(), []
+    made, lists = own_many.experts, own.list_pairs
+
+    def noted(x: Tensor, index: Tensor, shares: Tensor, *others: Any, **how: Any) -> Tensor:
+        launched.add((x.dtype, index.dtype, shares.dtype, index.shape[1]))
+        return made(x, index, shares, *others, **how)
+
+    def noted_list(index: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+        listed.append(len(index))
+        return lists(index, num_experts)
+
+    monkeypatch.setattr(own_many, "experts", noted)
+    monkeypatch.setattr(own, "list_pairs", noted_list)
+    monkeypatch.setattr(own_many, "is_faster", lambda *_: True)
+    monkeypatch.setattr(kernels, "usable", lambda x: True)
+    fuse_experts(model)
+    load_for_prompts(model)
+    ahead = set(launched)
+    assert max(listed) > own.MOST_TOKENS
+    launched.clear()
+    with torch.inference_mode():
+        model(some_tokens(5)[None])
+    assert launched == ahead
+
+
 def _count(
     monkeypatch: pytest.MonkeyPatch, calls: dict[str, int], what: str, place: tuple[Any, str]
 ) -> None:
@@ -192,7 +224,7 @@ def test_sums_add_up_what_experts_give(
         parts.append(how["in_parts"])
         return made(*given, **how)
 
-    monkeypatch.setattr(own_many, "is_faster", lambda tokens, *_: tokens > own_many.MOST_TOKENS)
+    monkeypatch.setattr(own_many, "is_faster", lambda tokens, *_: tokens > own.MOST_TOKENS)
     monkeypatch.setattr(own, "experts", noted)
     monkeypatch.setattr(kernels, "usable", lambda x: True)
     monkeypatch.setattr(experts, "DTYPES", (torch.float32,))

@@ -522,8 +522,9 @@ class GraphedPasses(Passes):
                 told(num_compiled + index, num_compiled + num_wide)
                 if kind in self._ahead or self.trouble is not None:
                     continue
-                if kind[1] is Wide.AMPLE and free_bytes(self.adapter.device) < capacities.SPARE:
-                    continue  # one that failed would leave all plans without recordings of their own
+                is_to_spare = capacities.is_to_spare(*kind)
+                if is_to_spare and free_bytes(self.adapter.device) < capacities.SPARE:
+                    continue
                 # Where the cache on disk has some kernels it mostly has all, and then a pass more for each would be in vain.
                 if at_once and (is_cold or met.num_new):
                     more = _with_kernels_of_their_own(rest[max(0, index - 1) :])
