@@ -80,7 +80,7 @@ from manyhands.model.experts import load_for_prompts
 from manyhands.model.memory import Memory, free_bytes
 
 T = TypeVar("T")
-MOST_TOKENS = 2048  # of a recorded pass; wider ones are long enough to hide their launches
+MOST_TOKENS = capacities.AHEAD  # of any recorded pass, ahead of time or for a plan
 _SURE_ENOUGH = 0.99  # share of right guesses from which on whole passes are begun
 # Times that a capacity is asked for, until it gets a recording beside one that serves it: one that is a little
 # wider, or a wide one that was made ahead.
