@@ -291,7 +291,7 @@ def test_a_device_without_memory_to_spare_has_no_ample_recordings(
 def test_a_device_without_memory_to_spare_has_no_recordings_for_prompts(
     free: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those for parts of prompts it has all the same."""
+    """Recordings for parts of prompts are there all the same."""
     ahead = [(1, Wide.SMALL), (40, Wide.LARGE), (48, Wide.LARGE)]
     monkeypatch.setattr(capacities, "kinds_ahead", lambda most, tiling: ahead)
     monkeypatch.setattr(capacities, "_MOST_OF_PARTS", 40)
