@@ -170,8 +170,8 @@ def plain_engine(**choices: Any) -> Engine:
     return small_engine(config=small_config(heads=2, kv_heads=1, layers=1), **choices)
 
 
-def graphed_engine(recorder: Again | None = None) -> Engine:
-    engine = plain_engine(backend="triton")
+def graphed_engine(recorder: Again | None = None, **choices: Any) -> Engine:
+    engine = plain_engine(backend="triton", **choices)
     assert not isinstance(executor_of(engine).passes, GraphedPasses)
     recorder = recorder or Again()
     executor: Any = engine.executor
@@ -613,6 +613,23 @@ def test_a_prompt_goes_by_a_recording_that_was_made_ahead(monkeypatch: pytest.Mo
     counts = passes_of(graphed).counts
     assert (counts.eager - before.eager, counts.recorded - before.recorded) == (0, 0)
     assert counts.replayed - before.replayed == 3
+
+
+@pytest.mark.parametrize("most", [40, 8192])
+def test_no_more_tokens_are_recorded_ahead_than_are_fed_in_one_pass(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device whose passes are to be short has no memory for a longer one."""
+    asked = []
+
+    def none_ahead(widest: int, tiling: Tiling) -> list[tuple[int, Wide]]:
+        asked.append(widest)
+        return [(1, Wide.SMALL)]
+
+    monkeypatch.setattr(capacities, "kinds_ahead", none_ahead)
+    monkeypatch.setattr(capacities, "_MOST_OF_PARTS", 16)
+    graphed_engine(max_tokens_per_pass=most).get_ready()
+    assert asked == [min(most, capacities.AHEAD)]
 
 
 @pytest.mark.parametrize("is_ready", [True, False])

@@ -121,6 +121,8 @@ def test_what_is_recorded_for_prompts_depends_on_what_a_layer_costs() -> None:
     """Qwen3-30B-A3B, Qwen3-8B, Qwen3-32B and Llama-3-70B in 16 bits."""
     sizes = (0.14e9, 0.45e9, 1.0e9, 1.75e9)
     assert [most_ahead(size) for size in sizes] == [2048, 2048, 1000, 768]
+    assert [most_ahead(size, 900) for size in sizes] == [900, 900, 900, 768]
+    assert [most_ahead(size, 100) for size in sizes] == [768] * 4, "others need these"
 
 
 def test_finer_splits_of_long_strips_fit() -> None:

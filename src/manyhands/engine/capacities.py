@@ -100,12 +100,13 @@ class Wide(Enum):
     ENDED = "a team in which steps have ended: fewer rows than tokens, which read the same strips"
 
 
-def most_ahead(layer_bytes: float) -> int:
+def most_ahead(layer_bytes: float, most_tokens: int = AHEAD) -> int:
     """Tokens of the largest wide recording of a network whose layers have so many bytes of weights for a token.
 
-    Padding costs a pass more than its launches where the device has enough to do.
+    Padding costs a pass more than its launches where the device has enough to do. No prompt has more than the `most_tokens` that are
+    fed in one pass, which is also what bounds the memory that passes work with.
     """
-    return min(AHEAD, max(_MOST_OF_PARTS, int(_WORTH / layer_bytes)))
+    return min(AHEAD, max(_MOST_OF_PARTS, min(most_tokens, int(_WORTH / layer_bytes))))
 
 
 def is_to_spare(tokens: int, kind: Wide) -> bool:

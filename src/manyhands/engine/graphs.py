@@ -502,10 +502,13 @@ class GraphedPasses(Passes):
                 if graph is not None and graph.capacity.rows >= len(plan.heads):
                     yield graph
 
-    def record_ahead(self, page_size: int, told: Callable[[int, int], None]) -> None:
+    def record_ahead(
+        self, page_size: int, told: Callable[[int, int], None], most_tokens: int
+    ) -> None:
         """Compile kernels and make the wide recordings; `told` how far that has come. Stops where one cannot be made."""
         tiling = self.backend.tiling
-        most = capacities.most_ahead(weight_bytes(self.adapter) / self.adapter.num_layers)
+        layer_bytes = weight_bytes(self.adapter) / self.adapter.num_layers
+        most = capacities.most_ahead(layer_bytes, most_tokens)
         wide = {
             (tokens, kind): capacities.wide_capacity(tokens, tiling, kind)
             for tokens, kind in capacities.kinds_ahead(most, tiling)
