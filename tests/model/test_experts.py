@@ -138,9 +138,9 @@ def test_kernels_of_prompts_are_launched_ahead(monkeypatch: pytest.MonkeyPatch) 
     launched = []
     made = own_many.experts
 
-    def noted(x: Tensor, index: Tensor, shares: Tensor, *others: Any) -> Tensor:
+    def noted(x: Tensor, index: Tensor, shares: Tensor, *others: Any, **how: Any) -> Tensor:
         launched.append((index.shape[1], others[-1]))
-        return made(x, index, shares, *others)
+        return made(x, index, shares, *others, **how)
 
     monkeypatch.setattr(own_many, "experts", noted)
     fuse_experts(model)
@@ -154,17 +154,20 @@ def test_kernels_of_prompts_are_launched_ahead(monkeypatch: pytest.MonkeyPatch) 
 
 
 @on_cpu
-@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "mixtral", "gpt_oss"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "mixtral", "gpt_oss", "granitemoe"])
 def test_kernels_that_are_launched_ahead_are_those_of_a_prompt(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shares in float32 have kernels of their own, and so have long lists."""
+    """Shares in float32 have kernels of their own, and so have long lists, and what each expert gives to a sum behind the block."""
     model: Any = ZOO[name]().eval().to(torch.bfloat16)
+    adapter = ModelAdapter(model)
+    fuse_modules(adapter, "on")
     launched, listed = set(), []
     made, lists = own_many.experts, own.list_pairs
 
     def noted(x: Tensor, index: Tensor, shares: Tensor, *others: Any, **how: Any) -> Tensor:
-        launched.add((x.dtype, index.dtype, shares.dtype, index.shape[1]))
+        in_parts = how.get("in_parts", False)
+        launched.add((x.dtype, index.dtype, shares.dtype, index.shape[1], in_parts))
         return made(x, index, shares, *others, **how)
 
     def noted_list(index: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
@@ -175,13 +178,14 @@ def test_kernels_that_are_launched_ahead_are_those_of_a_prompt(
     monkeypatch.setattr(own, "list_pairs", noted_list)
     monkeypatch.setattr(own_many, "is_faster", lambda *_: True)
     monkeypatch.setattr(kernels, "usable", lambda x: True)
-    fuse_experts(model)
     load_for_prompts(model)
     ahead = set(launched)
     assert max(listed) > own.MOST_TOKENS
+    assert {in_parts for *_, in_parts in ahead} == {False, name in HANDED_OVER}
     launched.clear()
-    with torch.inference_mode():
-        model(some_tokens(5)[None])
+    _logits(adapter, 5)
+    monkeypatch.setattr(own, "MOST_TOKENS", 4)
+    _logits(adapter, 5)
     assert launched == ahead
 
 

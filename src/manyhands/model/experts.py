@@ -77,12 +77,12 @@ def load_for_prompts(model: nn.Module) -> None:
     from manyhands.model.kernels import experts_many as many
 
     known = set()
-    for stack, routing in _stacks_and_routings(model):
+    for stack, routing, is_in_parts in _stacks_and_routings(model):
         chosen = routing.chosen
         both, down, gate = _parts_of(stack, stack.forward.args[2])
         x = both.weight.new_zeros(1, both.weight.shape[1 if gate.clamped else 2])
         dtype = routing.dtype or x.dtype
-        facts = both.weight.shape, chosen, gate, dtype
+        facts = both.weight.shape, chosen, gate, dtype, is_in_parts
         is_served = _knows(stack, x) and kernels.have_warpgroups(x.device)
         if facts in known or not is_served or chosen > own.MOST_CHOSEN:
             continue
@@ -91,11 +91,13 @@ def load_for_prompts(model: nn.Module) -> None:
         shares = x.new_zeros(index.shape, dtype=dtype)
         for tiles in many.TILES:
             many.experts(x, index, shares, both, down, gate, tiles)
+            if is_in_parts:  # of no more than `MOST_TOKENS`
+                many.experts(x, index, shares, both, down, gate, tiles, in_parts=True)
         own.list_pairs(index.repeat(own.MOST_TOKENS + 1, 1), len(both.weight))
 
 
-def _stacks_and_routings(model: nn.Module) -> Iterator[tuple[Any, Routing]]:
-    """Stacks in 16 bits that have their faster way, with the routing of the router beside them."""
+def _stacks_and_routings(model: nn.Module) -> Iterator[tuple[Any, Routing, bool]]:
+    """Stacks in 16 bits that have their faster way, with the routing beside them, and whether the block leaves the sum to others."""
     for block in model.modules():
         children = list(block.children())
         for stack in children:
@@ -104,7 +106,7 @@ def _stacks_and_routings(model: nn.Module) -> Iterator[tuple[Any, Routing]]:
                 continue
             routings = [found for each in children if (found := routing_of(each)) is not None]
             if len(routings) == 1 and not isinstance(stack, Mxfp4Stack):
-                yield stack, routings[0]
+                yield stack, routings[0], are_fused(block)
 
 
 def are_fused(module: nn.Module) -> bool:
