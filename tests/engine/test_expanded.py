@@ -420,7 +420,7 @@ def test_kernels_of_prompts_are_loaded_ahead(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(form.backend, "attend", noted)
     passes = GraphedPasses(executor.adapter, executor.memory, executor.backend, Again())
     passes.expanded = form
-    passes.record_ahead(engine.pool.page_size, lambda done, whole: None)
+    passes.record_ahead(engine.pool.page_size, lambda done, whole: None, 2048)
     assert lengths[-2:] == [5, 40], "behind those that are compiled at once, on a GPU"
     monkeypatch.setattr(expanded, "room_of_passes", lambda device: 0)
     lengths.clear()

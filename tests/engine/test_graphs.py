@@ -170,8 +170,8 @@ def plain_engine(**choices: Any) -> Engine:
     return small_engine(config=small_config(heads=2, kv_heads=1, layers=1), **choices)
 
 
-def graphed_engine(recorder: Again | None = None) -> Engine:
-    engine = plain_engine(backend="triton")
+def graphed_engine(recorder: Again | None = None, **choices: Any) -> Engine:
+    engine = plain_engine(backend="triton", **choices)
     assert not isinstance(executor_of(engine).passes, GraphedPasses)
     recorder = recorder or Again()
     executor: Any = engine.executor
@@ -284,6 +284,22 @@ def test_a_device_without_memory_to_spare_has_no_ample_recordings(
     kinds = {kind for _, kind in passes_of(engine)._ahead}
     assert (Wide.AMPLE in kinds) is (free == capacities.SPARE)
     assert Wide.SMALL in kinds
+    assert passes_of(engine).trouble is None
+
+
+@pytest.mark.parametrize("free", [capacities.SPARE - 1, capacities.SPARE])
+def test_a_device_without_memory_to_spare_has_no_recordings_for_prompts(
+    free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recordings for parts of prompts are there all the same."""
+    ahead = [(1, Wide.SMALL), (40, Wide.LARGE), (48, Wide.LARGE)]
+    monkeypatch.setattr(capacities, "kinds_ahead", lambda most, tiling: ahead)
+    monkeypatch.setattr(capacities, "_MOST_OF_PARTS", 40)
+    monkeypatch.setattr(capacities, "wide_capacity", WIDE)
+    monkeypatch.setattr(graphs, "free_bytes", lambda device: free)
+    engine = graphed_engine()
+    engine.get_ready()
+    assert list(passes_of(engine)._ahead) == ahead[: 3 if free == capacities.SPARE else 2]
     assert passes_of(engine).trouble is None
 
 
@@ -597,6 +613,23 @@ def test_a_prompt_goes_by_a_recording_that_was_made_ahead(monkeypatch: pytest.Mo
     counts = passes_of(graphed).counts
     assert (counts.eager - before.eager, counts.recorded - before.recorded) == (0, 0)
     assert counts.replayed - before.replayed == 3
+
+
+@pytest.mark.parametrize("most", [40, 8192])
+def test_no_more_tokens_are_recorded_ahead_than_are_fed_in_one_pass(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device whose passes are to be short has no memory for a longer one."""
+    asked = []
+
+    def none_ahead(widest: int, tiling: Tiling) -> list[tuple[int, Wide]]:
+        asked.append(widest)
+        return [(1, Wide.SMALL)]
+
+    monkeypatch.setattr(capacities, "kinds_ahead", none_ahead)
+    monkeypatch.setattr(capacities, "_MOST_OF_PARTS", 16)
+    graphed_engine(max_tokens_per_pass=most).get_ready()
+    assert asked == [min(most, capacities.AHEAD)]
 
 
 @pytest.mark.parametrize("is_ready", [True, False])

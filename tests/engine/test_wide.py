@@ -84,10 +84,45 @@ def test_prompts_fit(
     assert fits(plan, tiling)
 
 
+@pytest.mark.parametrize("eight_bits", [False, True])
+@pytest.mark.parametrize(("heads", "group"), [(1, 8), (4, 4), (8, 4), (8, 5), (8, 8), (16, 4)])
+def test_recordings_for_prompts_have_the_tiles_that_these_want(
+    heads: int, group: int, eight_bits: bool
+) -> None:
+    """Where there are more heads, or in 16 bits, specialised ones pay sooner; a prompt with others asks for a recording of its own."""
+    tiling = replace(TILINGS[0], group=group, num_kv_heads=heads)
+    if eight_bits:  # as `triton_backend.py` has it
+        tiling = replace(tiling, specialised_work=1 << 40, specialised_reads=1 << 16)
+    specialised = []
+    for tokens, kind in kinds_ahead(AHEAD, tiling):
+        if kind is Wide.LARGE and tokens > 768:
+            work = cut(fed([(View([Block()]), tokens)]), tiling)
+            wide = wide_capacity(tokens, tiling, kind)
+            wanted = work.large_rows, work.is_specialised
+            assert (wide.large_rows, wide.is_specialised) == wanted
+            specialised += [tokens] if wide.is_specialised else []
+    least = {8: 0, 16: 0, 32: 1536, 40: 1408, 64: 1152}[heads * group]
+    assert min(specialised, default=0) == (0 if eight_bits else least)
+
+
+def test_recordings_for_prompts_are_made_behind_those_that_passes_need_more() -> None:
+    """A device that has no memory for them has all others; the largest one's memory is enough for the rest."""
+    kinds = kinds_ahead(AHEAD, TILINGS[-1])
+    to_spare = [capacities.is_to_spare(*each) for each in kinds]
+    assert to_spare == sorted(to_spare)
+    prompts = [tokens for tokens, kind in kinds if tokens > 768]
+    assert prompts == sorted(prompts, reverse=True)
+    assert (max(prompts), min(prompts)) == (2048, 832)
+    least = [tokens for (tokens, kind), spare in zip(kinds, to_spare, strict=True) if not spare]
+    assert max(least) == 768
+
+
 def test_what_is_recorded_for_prompts_depends_on_what_a_layer_costs() -> None:
     """Qwen3-30B-A3B, Qwen3-8B, Qwen3-32B and Llama-3-70B in 16 bits."""
     sizes = (0.14e9, 0.45e9, 1.0e9, 1.75e9)
     assert [most_ahead(size) for size in sizes] == [2048, 2048, 1000, 768]
+    assert [most_ahead(size, 900) for size in sizes] == [900, 900, 900, 768]
+    assert [most_ahead(size, 100) for size in sizes] == [768] * 4, "others need these"
 
 
 def test_finer_splits_of_long_strips_fit() -> None:
@@ -142,6 +177,20 @@ def test_teams_and_completions_over_latents_fit(history: int, parts: int, group:
     prompt, _ = situations.planned([View([situations.block_of(300)])], 700)
     assert kind_ahead(prompt, cut(prompt, tiling), tiling) is Wide.LARGE
     assert fits(prompt, tiling)
+
+
+@pytest.mark.parametrize(("parts", "group"), [(1, 16), (1, 20), (1, 40), (2, 64)])
+@pytest.mark.parametrize("tokens", [769, 1024, 1535, 2048])
+@pytest.mark.parametrize("histories", [(), (100,), (30, 30_000)], ids=str)
+def test_prompts_over_latents_fit(
+    histories: tuple[int, ...], tokens: int, parts: int, group: int
+) -> None:
+    """Each token fills a tile where heads are many, and one more on every strip that it reads."""
+    tiling = of_latents(Tiling(group, parts, 132))
+    block, common = Block(), [situations.block_of(length) for length in histories]
+    plan = fed([(View([*common, block]), tokens - 1), (View([*common, block, Block()]), 1)])
+    assert kind_ahead(plan, cut(plan, tiling), tiling) is Wide.LARGE
+    assert fits(plan, tiling)
 
 
 def test_no_recordings_for_latents_launch_large_tiles() -> None:

@@ -187,6 +187,16 @@ def test_a_pass_reads_all_weights_but_tables_and_the_experts_of_others(name: str
     assert weight_bytes(adapter) == pytest.approx(expected, abs=1)
 
 
+def test_a_pass_reads_all_of_a_packed_weight_that_is_no_stack_of_experts() -> None:
+    """In four bits it has three dimensions, too."""
+    model: Any = (tiny_models() | repeating_models())["qwen3_moe"]()
+    adapter = ModelAdapter(model)
+    before = weight_bytes(adapter)
+    packed = torch.zeros(16, 2, 256, dtype=torch.int32)
+    model.base_model.layers[0].self_attn.q_proj.register_buffer("packed", packed)
+    assert weight_bytes(adapter) == before + packed.nbytes
+
+
 def test_only_the_kept_tokens_have_logits() -> None:
     adapter, tokens, expected = _both("gemma2")
     keep = torch.tensor([5, 0, 23])

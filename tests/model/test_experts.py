@@ -138,9 +138,9 @@ def test_kernels_of_prompts_are_launched_ahead(monkeypatch: pytest.MonkeyPatch) 
     launched = []
     made = own_many.experts
 
-    def noted(x: Tensor, index: Tensor, shares: Tensor, *others: Any) -> Tensor:
+    def noted(x: Tensor, index: Tensor, shares: Tensor, *others: Any, **how: Any) -> Tensor:
         launched.append((index.shape[1], others[-1]))
-        return made(x, index, shares, *others)
+        return made(x, index, shares, *others, **how)
 
     monkeypatch.setattr(own_many, "experts", noted)
     fuse_experts(model)
@@ -151,6 +151,42 @@ def test_kernels_of_prompts_are_launched_ahead(monkeypatch: pytest.MonkeyPatch) 
     load_for_prompts(model)
     chosen = model.config.num_experts_per_tok
     assert launched == [(chosen, tiles) for tiles in own_many.TILES]
+
+
+@on_cpu
+@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "mixtral", "gpt_oss", "granitemoe"])
+def test_kernels_that_are_launched_ahead_are_those_of_a_prompt(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shares in float32 have kernels of their own, and so have long lists, and what each expert gives to a sum behind the block."""
+    model: Any = ZOO[name]().eval().to(torch.bfloat16)
+    adapter = ModelAdapter(model)
+    fuse_modules(adapter, "on")
+    launched, listed = set(), []
+    made, lists = own_many.experts, own.list_pairs
+
+    def noted(x: Tensor, index: Tensor, shares: Tensor, *others: Any, **how: Any) -> Tensor:
+        in_parts = how.get("in_parts", False)
+        launched.add((x.dtype, index.dtype, shares.dtype, index.shape[1], in_parts))
+        return made(x, index, shares, *others, **how)
+
+    def noted_list(index: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+        listed.append(len(index))
+        return lists(index, num_experts)
+
+    monkeypatch.setattr(own_many, "experts", noted)
+    monkeypatch.setattr(own, "list_pairs", noted_list)
+    monkeypatch.setattr(own_many, "is_faster", lambda *_: True)
+    monkeypatch.setattr(kernels, "usable", lambda x: True)
+    load_for_prompts(model)
+    ahead = set(launched)
+    assert max(listed) > own.MOST_TOKENS
+    assert {in_parts for *_, in_parts in ahead} == {False, name in HANDED_OVER}
+    launched.clear()
+    _logits(adapter, 5)
+    monkeypatch.setattr(own, "MOST_TOKENS", 4)
+    _logits(adapter, 5)
+    assert launched == ahead
 
 
 def _count(
@@ -192,7 +228,7 @@ def test_sums_add_up_what_experts_give(
         parts.append(how["in_parts"])
         return made(*given, **how)
 
-    monkeypatch.setattr(own_many, "is_faster", lambda tokens, *_: tokens > own_many.MOST_TOKENS)
+    monkeypatch.setattr(own_many, "is_faster", lambda tokens, *_: tokens > own.MOST_TOKENS)
     monkeypatch.setattr(own, "experts", noted)
     monkeypatch.setattr(kernels, "usable", lambda x: True)
     monkeypatch.setattr(experts, "DTYPES", (torch.float32,))

@@ -22,6 +22,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from manyhands.errors import ModelNotFound, UnsupportedModel
 from manyhands.model import kernels, loading
+from manyhands.model.adapter import weight_bytes
 from manyhands.model.dummy import dummy_model
 from manyhands.model.experts import fuse_experts, let_sums_add_experts
 from manyhands.model.fusion import fuse_modules
@@ -450,6 +451,19 @@ def _logits(adapter: Any) -> Tensor:
     with torch.no_grad():
         found: Tensor = adapter.forward(tokens, None, exact_attention(adapter.ropes))
     return found
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_pass_reads_the_packed_experts_of_a_token_alone(folder: Path) -> None:
+    packed = _load(folder)
+    stacks = [each for each in packed.model.modules() if isinstance(each, Mxfp4Stack)]
+    buffers = sum(buffer.nbytes for stack in stacks for buffer in stack.buffers())
+    held = sum(each.nbytes for each in (*packed.model.parameters(), *packed.model.buffers()))
+    config = packed.config
+    held -= 0 if config.tie_word_embeddings else packed.model.get_input_embeddings().weight.nbytes
+    others = buffers * (1 - config.num_experts_per_tok / config.num_local_experts)
+    assert others > 0
+    assert weight_bytes(packed) == pytest.approx(held - others, abs=1)
 
 
 @pytest.mark.usefixtures("kept")

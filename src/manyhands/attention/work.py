@@ -348,6 +348,12 @@ def _large_rows(rows: Ints, pairs: Ints, tiling: Tiling) -> tuple[int, bool]:
     return others, False
 
 
+def tiles_of_prompt(tokens: int, tiling: Tiling) -> tuple[int, bool]:
+    """Rows of the large tiles that a prompt of so many tokens wants where it comes alone, and whether these are specialised."""
+    rows, pairs = np.array([[tokens * tiling.group], [tokens * (tokens + 1) // 2]])
+    return _large_rows(rows, pairs, tiling)
+
+
 def begin_beside(small_rows: int, large_rows: int, num_large: int, tiling: Tiling) -> bool:
     """Whether small tiles of so many rows begin beside so many large ones, in one stream (kernels/overlap.py).
 

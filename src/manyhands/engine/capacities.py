@@ -6,6 +6,7 @@ long lists of everything else, and for most numbers two to five, by what they ar
 
     kinds_ahead            all of them: tokens, and the use
     most_ahead             tokens of the largest one
+    is_to_spare            whether one is made only where memory is left for it
     kind_ahead             the use that is meant for a plan
     kinds_meant            the same, and those that have its kernels
     kinds_instead          the uses that serve where none of these has room
@@ -23,7 +24,15 @@ from functools import cache
 
 from manyhands.attention.prepared import ENDED, Capacity, rounded_tokens, tokens_of_ended
 from manyhands.attention.triton_backend import are_halved, is_beside
-from manyhands.attention.work import Occupancy, Tiling, Work, loaded, occupancy_of, power_of_two
+from manyhands.attention.work import (
+    Occupancy,
+    Tiling,
+    Work,
+    loaded,
+    occupancy_of,
+    power_of_two,
+    tiles_of_prompt,
+)
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
 
@@ -52,9 +61,8 @@ AHEAD = 2048
 # operations, which take an H200 1.5 ms.
 _WORTH = 1e12
 _MOST_OF_PARTS = 768  # tokens of the largest one for parts of prompts and what others write
-# Of those for more: strips that a prompt's token reads (what all have, a conversation, the prompt), and tokens from which on large
-# tiles are specialised, as one prompt of so many wants them.
-_STRIPS_OF_A_PROMPT, _LONG = 3, 1536
+# Of those for more, strips that a token reads: what all have, a conversation, the prompt.
+_STRIPS_OF_A_PROMPT = 3
 # Tokens of a pass up to which every wide recording has one kind of tiles, mostly small ones, and up to which there is one
 # of small tiles alone. Recordings of `Wide.ENDED` always have one kind.
 ALL_SMALL, MOST_ALONE = 32, 256
@@ -69,7 +77,8 @@ _MUCH_MORE = 1.5  # times the keys that tiles for eight would load
 # Tokens of recordings of `Wide.AMPLE`.
 _AMPLE = (*(128, 160, 192, 256, 320, 384, 512, 640), _MOST_OF_PARTS)
 _MOST_ROWS = 256  # of the others: the head's product is of as many, padding too
-# Bytes that a device has free for ample ones to be made: passes of thousands of tokens, which have none, want some, too.
+# Bytes that a device has free for ample ones to be made, and those for prompts: passes of thousands of tokens, which have none, want
+# some, too.
 SPARE = 1 << 30
 _MOST_READS = 8192  # of ample ones: entries, and partials, of each token and each of its tiles
 # Large tiles in them, beside those of a prompt, where small ones have room for a team of sixteen, and where they have none.
@@ -91,12 +100,22 @@ class Wide(Enum):
     ENDED = "a team in which steps have ended: fewer rows than tokens, which read the same strips"
 
 
-def most_ahead(layer_bytes: float) -> int:
+def most_ahead(layer_bytes: float, most_tokens: int = AHEAD) -> int:
     """Tokens of the largest wide recording of a network whose layers have so many bytes of weights for a token.
 
-    Padding costs a pass more than its launches where the device has enough to do.
+    Padding costs a pass more than its launches where the device has enough to do. No prompt has more than the `most_tokens` that are
+    fed in one pass, which is also what bounds the memory that passes work with.
     """
-    return min(AHEAD, max(_MOST_OF_PARTS, int(_WORTH / layer_bytes)))
+    return min(AHEAD, max(_MOST_OF_PARTS, min(most_tokens, int(_WORTH / layer_bytes))))
+
+
+def is_to_spare(tokens: int, kind: Wide) -> bool:
+    """Whether such a wide recording is made only where `SPARE` bytes are free.
+
+    One that failed would leave all plans without recordings of their own. These passes are long, and launched one by one they take
+    twice as long at most.
+    """
+    return kind is Wide.AMPLE or tokens > _MOST_OF_PARTS
 
 
 def kinds_ahead(most: int, tiling: Tiling) -> list[tuple[int, Wide]]:
@@ -106,15 +125,17 @@ def kinds_ahead(most: int, tiling: Tiling) -> list[tuple[int, Wide]]:
     few = [tokens for tokens in usual if tokens <= ALL_SMALL]
     lone = [tokens for tokens in usual if _LEAST_LONE <= tokens <= MOST_ALONE]
     many = [tokens for tokens in usual if ALL_SMALL < tokens == power_of_two(tokens) <= MOST_ALONE]
+    large = [tokens for tokens in usual if tokens > _all_small(tiling)]
     return [
         *((tokens, Wide.SMALL) for tokens in usual if tokens <= MOST_ALONE),
         *((tokens, Wide.SEVERAL) for tokens in few if _are_apart(tokens, tiling)),
         *((tokens, Wide.ENDED) for tokens in sizes if tokens in ENDED),
-        *((tokens, Wide.LARGE) for tokens in usual if tokens > _all_small(tiling)),
+        *((tokens, Wide.LARGE) for tokens in large if not is_to_spare(tokens, Wide.LARGE)),
         # Last, for others serve these plans too: a device without memory for all of them lacks the ones that it can spare.
         *((tokens, kind) for kind in _teams(tiling) for tokens in many),
         *((tokens, Wide.LONE) for tokens in lone if _least_rows(tiling) < _rows_of_four(tiling)),
         # The largest first, for the others then find what they work with in the memory that it has left.
+        *((tokens, Wide.LARGE) for tokens in reversed(large) if is_to_spare(tokens, Wide.LARGE)),
         *((tokens, Wide.AMPLE) for tokens in reversed(_AMPLE) if tokens <= most),
     ]
 
@@ -258,14 +279,17 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
     tiles = _TILES_OF_A_ROW * tokens if kind is Wide.SEVERAL else 0
     # Of few key heads each strip has many splits, and each leaves a partial for every token of its tile.
     of_splits = 0 if is_narrow else items * max(1, small_rows // tiling.group)
-    is_specialised = kind is Wide.LARGE and tokens >= _LONG and tiling.specialised_rows > 0
-    large_rows = power_of_two(max(tiling.large_rows, tiling.group))
-    large_rows = tiling.specialised_rows if is_specialised else large_rows
+    is_for_prompts = kind is Wide.LARGE and tokens > _MOST_OF_PARTS
+    large_rows, is_specialised = power_of_two(max(tiling.large_rows, tiling.group)), False
+    if is_for_prompts:
+        large_rows, is_specialised = tiles_of_prompt(tokens, tiling)
     # A part of a prompt fills tiles of its own: the more query heads a key head has, the fewer tokens in each. Beside them stand
     # those of other strips, which so many heads make large sooner; and of few key heads all are cut until every processor has one.
-    strips = 1 if tokens <= _MOST_OF_PARTS else _STRIPS_OF_A_PROMPT
+    strips = _STRIPS_OF_A_PROMPT if is_for_prompts else 1
     of_prompt = strips * -(-tokens // (large_rows // tiling.group))
-    reads = 0 if tokens <= _MOST_OF_PARTS else strips * tokens
+    reads = strips * tokens if is_for_prompts else 0
+    if is_for_prompts and tiling.latent_rows:  # its tiles are small ones, as all are
+        most = max(most, items + of_prompt)
     are_usual = tiling.group <= _USUAL_GROUP and tiling.num_kv_heads >= _USUAL_HEADS
     beside = max(16 if are_usual else 64, tiling.num_processors // tiling.num_kv_heads)
     # Merging looks at as many partials of a token as there may be, so crowds have no more room than they need. Networks of few key

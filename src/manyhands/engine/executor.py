@@ -342,7 +342,7 @@ class LocalExecutor:
     ) -> None:
         """Take a network that is loaded; `LocalExecutor.load` loads one.
 
-        Of the settings, backend, memory_tokens and those of the caches are read. `graphs`: passes may be
+        Of the settings, backend, memory_tokens, max_tokens_per_pass and those of the caches are read. `graphs`: passes may be
         recorded. `others`: the ranks that make each pass together with this one. Raises InvalidRequest for a
         backend that cannot serve the model, OutOfMemory for too large a memory, OutputFailed for a cache that
         cannot be written to.
@@ -370,6 +370,7 @@ class LocalExecutor:
             others=others,
             states=self.states,
         )
+        self._most_tokens = settings.max_tokens_per_pass
         self.weights = Weights(adapter.device)
         self._first_weight = next(adapter.model.parameters())
         self._weights_were = places_of(adapter.model)
@@ -607,7 +608,7 @@ class LocalExecutor:
     @torch.inference_mode()
     def record_ahead(self, told: Callable[[int, int], None]) -> None:
         """See `Executor.record_ahead`."""
-        self.passes.record_ahead(self.facts.page_size, told)
+        self.passes.record_ahead(self.facts.page_size, told, self._most_tokens)
         size = 1, self.facts.vocab_size
         get_ready(torch.zeros(size, dtype=self.adapter.dtype, device=self.adapter.device))
 

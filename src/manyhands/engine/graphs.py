@@ -80,7 +80,7 @@ from manyhands.model.experts import load_for_prompts
 from manyhands.model.memory import Memory, free_bytes
 
 T = TypeVar("T")
-MOST_TOKENS = 2048  # of a recorded pass; wider ones are long enough to hide their launches
+MOST_TOKENS = capacities.AHEAD  # of any recorded pass, ahead of time or for a plan
 _SURE_ENOUGH = 0.99  # share of right guesses from which on whole passes are begun
 # Times that a capacity is asked for, until it gets a recording beside one that serves it: one that is a little
 # wider, or a wide one that was made ahead.
@@ -502,10 +502,13 @@ class GraphedPasses(Passes):
                 if graph is not None and graph.capacity.rows >= len(plan.heads):
                     yield graph
 
-    def record_ahead(self, page_size: int, told: Callable[[int, int], None]) -> None:
+    def record_ahead(
+        self, page_size: int, told: Callable[[int, int], None], most_tokens: int
+    ) -> None:
         """Compile kernels and make the wide recordings; `told` how far that has come. Stops where one cannot be made."""
         tiling = self.backend.tiling
-        most = capacities.most_ahead(weight_bytes(self.adapter) / self.adapter.num_layers)
+        layer_bytes = weight_bytes(self.adapter) / self.adapter.num_layers
+        most = capacities.most_ahead(layer_bytes, most_tokens)
         wide = {
             (tokens, kind): capacities.wide_capacity(tokens, tiling, kind)
             for tokens, kind in capacities.kinds_ahead(most, tiling)
@@ -522,8 +525,9 @@ class GraphedPasses(Passes):
                 told(num_compiled + index, num_compiled + num_wide)
                 if kind in self._ahead or self.trouble is not None:
                     continue
-                if kind[1] is Wide.AMPLE and free_bytes(self.adapter.device) < capacities.SPARE:
-                    continue  # one that failed would leave all plans without recordings of their own
+                is_to_spare = capacities.is_to_spare(*kind)
+                if is_to_spare and free_bytes(self.adapter.device) < capacities.SPARE:
+                    continue
                 # Where the cache on disk has some kernels it mostly has all, and then a pass more for each would be in vain.
                 if at_once and (is_cold or met.num_new):
                     more = _with_kernels_of_their_own(rest[max(0, index - 1) :])

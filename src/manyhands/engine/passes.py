@@ -146,8 +146,13 @@ class Passes:
     def meanwhile(self) -> None:
         """Do what has been put off: tokens are being chosen, and the next pass is begun, if any is. Here nothing is."""
 
-    def record_ahead(self, page_size: int, told: Callable[[int, int], None]) -> None:
-        """Get ready for passes of all sizes; `told` how far that has come. Launch by launch nothing is needed."""
+    def record_ahead(
+        self, page_size: int, told: Callable[[int, int], None], most_tokens: int
+    ) -> None:
+        """Get ready for passes of all sizes; `told` how far that has come. Launch by launch nothing is needed.
+
+        `most_tokens` are fed in one pass.
+        """
 
     def forget(self) -> None:
         """Drop all recordings; launch by launch there are none."""

@@ -324,8 +324,8 @@ def experts_of_a_token(config: Any) -> int | None:
 def weight_bytes(adapter: ModelAdapter) -> int:
     """Bytes of weights that one pass reads at least.
 
-    A table of embeddings is only looked up, unless the output layer shares it. Of a stack of experts (a
-    parameter of three dimensions) a token reads its own few; in transformers' code of Llama 4 it goes through all.
+    A table of embeddings is only looked up, unless the output layer shares it. Of a stack of experts (what has three
+    dimensions or more, packed or not, the first of them experts) a token reads its own few; in transformers' code of Llama 4 it goes through all.
     """
     model: Any = adapter.model
     head = getattr(model.get_output_embeddings(), "weight", None)
@@ -336,13 +336,15 @@ def weight_bytes(adapter: ModelAdapter) -> int:
     if config.model_type == "llama4_text":
         experts = None
     largest: dict[int, float] = {}  # two names for one piece of memory count once
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.data_ptr() in looked_up:
-            continue
-        size = float(tensor.numel() * tensor.element_size())
-        if tensor.dim() == 3 and experts:
-            size *= min(1.0, experts / tensor.shape[0])
-        largest[tensor.data_ptr()] = max(size, largest.get(tensor.data_ptr(), 0.0))
+    for module in model.modules():
+        num_experts = getattr(module, "num_experts", None)
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            if tensor.data_ptr() in looked_up:
+                continue
+            size = float(tensor.numel() * tensor.element_size())
+            if experts and tensor.dim() >= 3 and tensor.shape[0] == num_experts:
+                size *= min(1.0, experts / tensor.shape[0])
+            largest[tensor.data_ptr()] = max(size, largest.get(tensor.data_ptr(), 0.0))
     return round(sum(largest.values())) + laid_out_bytes(model)
 
 

@@ -69,26 +69,35 @@ def let_sums_add_experts(layers: Iterable[Any]) -> None:
 
 @torch.inference_mode()
 def load_for_prompts(model: nn.Module) -> None:
-    """Launch the kernels of prompts for one token, so that none is compiled or loaded when the first prompt comes."""
+    """Launch the kernels of prompts, so that none is compiled or loaded when the first prompt comes.
+
+    Those of one token serve any number, but for lists.
+    """
     from manyhands.model.kernels import experts as own
     from manyhands.model.kernels import experts_many as many
 
     known = set()
-    for stack, chosen in _stacks_and_chosen(model):
+    for stack, routing, is_in_parts in _stacks_and_routings(model):
+        chosen = routing.chosen
         both, down, gate = _parts_of(stack, stack.forward.args[2])
         x = both.weight.new_zeros(1, both.weight.shape[1 if gate.clamped else 2])
-        facts = both.weight.shape, chosen, gate
+        dtype = routing.dtype or x.dtype
+        facts = both.weight.shape, chosen, gate, dtype, is_in_parts
         is_served = _knows(stack, x) and kernels.have_warpgroups(x.device)
         if facts in known or not is_served or chosen > own.MOST_CHOSEN:
             continue
         known.add(facts)
         index = torch.arange(chosen, device=x.device)[None]
+        shares = x.new_zeros(index.shape, dtype=dtype)
         for tiles in many.TILES:
-            many.experts(x, index, x.new_zeros(index.shape), both, down, gate, tiles)
+            many.experts(x, index, shares, both, down, gate, tiles)
+            if is_in_parts:  # of no more than `MOST_TOKENS`
+                many.experts(x, index, shares, both, down, gate, tiles, in_parts=True)
+        own.list_pairs(index.repeat(own.MOST_TOKENS + 1, 1), len(both.weight))
 
 
-def _stacks_and_chosen(model: nn.Module) -> Iterator[tuple[Any, int]]:
-    """Stacks in 16 bits that have their faster way, with the number of experts that a router beside them chooses."""
+def _stacks_and_routings(model: nn.Module) -> Iterator[tuple[Any, Routing, bool]]:
+    """Stacks in 16 bits that have their faster way, with the routing beside them, and whether the block leaves the sum to others."""
     for block in model.modules():
         children = list(block.children())
         for stack in children:
@@ -97,7 +106,7 @@ def _stacks_and_chosen(model: nn.Module) -> Iterator[tuple[Any, int]]:
                 continue
             routings = [found for each in children if (found := routing_of(each)) is not None]
             if len(routings) == 1 and not isinstance(stack, Mxfp4Stack):
-                yield stack, routings[0].chosen
+                yield stack, routings[0], are_fused(block)
 
 
 def are_fused(module: nn.Module) -> bool:
