@@ -306,11 +306,11 @@ def products(capability: int) -> None:
     for tokens, eights in ((1, 1), (4, 1), (16, 2), (40, 2), (40, 4)):
         index = torch.zeros(tokens, 2, dtype=torch.int64)
         x, shares = zeros(tokens, 256), zeros(tokens, 2)
-        mxfp4.experts(x, index, shares, *packed_experts, gate, eights=eights)
+        mxfp4.experts(x, index, shares, packed_experts[0], packed_experts[1], gate, eights=eights)
     index = torch.zeros(40, 2, dtype=torch.int64)
     for wide in mxfp4_many.TILES if capability >= 90 else ():
         x, shares = zeros(40, 256), zeros(40, 2)
-        mxfp4_many.experts(x, index, shares, *packed_experts, gate, wide)
+        mxfp4_many.experts(x, index, shares, packed_experts[0], packed_experts[1], gate, wide)
     plain = ExpertWeights(zeros(4, 256, 128)), ExpertWeights(zeros(4, 128, 128))
     turned = ExpertWeights(zeros(4, 128, 256), zeros(4, 256)), plain[1]._replace(bias=zeros(4, 128))
     # Looked up, and listed.

@@ -38,9 +38,10 @@ def test_lists_are_as_long_as_is_said() -> None:
 
 def test_settings_by_which_no_lesson_could_be_made() -> None:
     """Every pause followed by another is a list without an end; a team has a bound of its own."""
+    odd: dict[str, Any]
     for odd in ({"pauses": 1.0}, {"most_workers": 300}):
         with pytest.raises(InvalidRequest):
-            Curriculum(**odd)  # type: ignore[arg-type]
+            Curriculum(**odd)
 
 
 def test_every_kind_of_run_is_drawn() -> None:

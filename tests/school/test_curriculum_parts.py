@@ -123,11 +123,11 @@ def test_no_lesson_is_longer_than_one_can_be() -> None:
     """A bound that a setting lacks was met by a lesson in the midst of a training."""
     for odd in ({"most_students": 101}, {"most_dogs": 257}):
         with pytest.raises(InvalidRequest, match="expected"):
-            PartsMix(**odd)  # type: ignore[arg-type]
+            PartsMix(**odd)
 
 
 def test_an_outline_of_as_many_students_as_there_may_be_is_closed() -> None:
     """It was cut behind 256 tokens, and the script had nothing to say to that."""
-    many = {"most_students": 100, "many_students": 1.0, "few_students": 0.0}
+    many: dict[str, Any] = {"most_students": 100, "many_students": 1.0, "few_students": 0.0}
     lessons = source(retrieval=1.0, skeleton=1.0, branches=0.0, **many)
     assert all(len(lessons.draw(f"{n}").targets) > 100 for n in range(3))
