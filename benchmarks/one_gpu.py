@@ -55,7 +55,7 @@ SECTIONS = by_name(
     Section("disk", 60, (_measure("disk_cache", "--models qwen3-8b --tokens 16384 --repeats 2"),)),
     Section("tests", 200, (_tests("--processes", "8"),)),
     Section("lockstep", 100, (_measure("lockstep"),)),
-    Section("prefill", 30, (_measure("prefill"),)),
+    Section("prefill", 60, (_measure("prefill"),)),
     Section("speculation", 60, (_measure("speculation", "--count 6"),)),
     Section("eight_bits", 75, (_measure("eight_bits", "--name gpu --samples 256 --beside 128"),)),
     Section("memcheck", 60, (_tests("--sanitizer", "memcheck", *_SANITISED),)),

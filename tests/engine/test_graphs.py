@@ -35,6 +35,7 @@ from manyhands.engine.executor import LocalExecutor
 from manyhands.engine.graphs import GraphedPasses
 from manyhands.engine.recorder import Recording
 from manyhands.errors import InvalidRequest
+from manyhands.model.memory import num_weights
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.settings import SharedSettings
 from manyhands.strategies.shared_prefix import Completions, Prompt, shared_prefix
@@ -630,6 +631,18 @@ def test_no_more_tokens_are_recorded_ahead_than_are_fed_in_one_pass(
     monkeypatch.setattr(capacities, "_MOST_OF_PARTS", 16)
     graphed_engine(max_tokens_per_pass=most).get_ready()
     assert asked == [min(most, capacities.AHEAD)]
+
+
+def test_a_prompt_is_multiplied_with_as_many_numbers_whatever_their_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Weights of four bits are fewer bytes, and a pass of two thousand tokens takes the device as long."""
+    passes = passes_of(graphed_engine())
+    numbers = num_weights(passes.adapter)
+    monkeypatch.setattr(graphs, "weight_bytes", lambda adapter: numbers // 2)
+    assert passes._layer_bytes() == 2 * numbers / passes.adapter.num_layers
+    monkeypatch.setattr(graphs, "experts_of_a_token", lambda config: 2)
+    assert passes._layer_bytes() == numbers // 2 / passes.adapter.num_layers, "of few experts"
 
 
 @pytest.mark.parametrize("is_ready", [True, False])

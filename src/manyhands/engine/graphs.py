@@ -75,9 +75,9 @@ from manyhands.engine.heads import Heads, part_ends
 from manyhands.engine.passes import ALONE, Attending, Late, Others, Passes, PassOutcome
 from manyhands.engine.recorder import Cut, GraphRecorder, Recording
 from manyhands.engine.sampling import Chosen, get_ready, likeliest
-from manyhands.model.adapter import ModelAdapter, weight_bytes
+from manyhands.model.adapter import ModelAdapter, experts_of_a_token, weight_bytes
 from manyhands.model.experts import load_for_prompts
-from manyhands.model.memory import Memory, free_bytes
+from manyhands.model.memory import Memory, free_bytes, num_weights
 
 T = TypeVar("T")
 MOST_TOKENS = capacities.AHEAD  # of any recorded pass, ahead of time or for a plan
@@ -507,8 +507,7 @@ class GraphedPasses(Passes):
     ) -> None:
         """Compile kernels and make the wide recordings; `told` how far that has come. Stops where one cannot be made."""
         tiling = self.backend.tiling
-        layer_bytes = weight_bytes(self.adapter) / self.adapter.num_layers
-        most = capacities.most_ahead(layer_bytes, most_tokens)
+        most = capacities.most_ahead(self._layer_bytes(), most_tokens)
         wide = {
             (tokens, kind): capacities.wide_capacity(tokens, tiling, kind)
             for tokens, kind in capacities.kinds_ahead(most, tiling)
@@ -585,6 +584,15 @@ class GraphedPasses(Passes):
         for shape, call in self._layer_kinds.values():
             q = torch.zeros(capacity.tokens, *shape, dtype=self.adapter.dtype, device=device)
             self.backend.attend(self.memory.stores[call.layer], q, prepared, call)
+
+    def _layer_bytes(self) -> float:
+        """Bytes of a layer's weights for a token, as if they had 16 bits: a prompt is multiplied with so many numbers, however few bits
+        they are kept in.
+        """
+        size = weight_bytes(self.adapter)
+        if experts_of_a_token(self.adapter.config) is None:
+            size = max(size, 2 * num_weights(self.adapter))
+        return size / self.adapter.num_layers
 
     def _load_for_prompts(self, page_size: int) -> None:
         """Launch what passes with long prompts have besides, which no recording has."""
