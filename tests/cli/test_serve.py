@@ -75,6 +75,13 @@ def test_keys_come_from_three_places(tmp_path: Path, monkeypatch: pytest.MonkeyP
         keys_of(ServeOptions(api_key_file=file))
 
 
+@pytest.mark.parametrize("name", ["", "  "])
+def test_a_model_without_a_name_is_none(name: str) -> None:
+    """As of a shell's variable that is not set: the server began under a name of its own choosing."""
+    with pytest.raises(InvalidRequest, match="name is empty"):
+        ServeOptions(name=name)
+
+
 def made_front(monkeypatch: pytest.MonkeyPatch, *options: str) -> tuple[Any, Any]:
     """The front that the command makes of these options, and what it says. No model is loaded."""
     engine = SimpleNamespace(

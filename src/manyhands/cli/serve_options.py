@@ -8,6 +8,7 @@ from pathlib import Path
 from manyhands.cli.command import Chosen, options_of
 from manyhands.cli.options import SolveOptions
 from manyhands.cluster.settings import ServingSettings
+from manyhands.errors import InvalidRequest
 from manyhands.evaluation.shared import SHARED_PREFIX
 from manyhands.model.settings import ModelSettings
 from manyhands.schema.setting import check, like, setting
@@ -68,3 +69,8 @@ class ServeOptions(Limits, ModelSettings, ServingSettings):
     def __post_init__(self) -> None:
         ModelSettings.__post_init__(self)
         check(self)
+        if self.name is not None and not self.name.strip():
+            raise InvalidRequest(
+                "name is empty; expected the model's name, as clients call it",
+                hint="give one, or leave it out",
+            )
