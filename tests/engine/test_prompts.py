@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from manyhands.engine.engine import Engine
 from manyhands.engine.run import Run, RunState
 from manyhands.engine.scheduler import Scheduler
 from manyhands.errors import ContextTooLong
+from manyhands.model.adapter import experts_of_a_token
 from manyhands.model.settings import PROMPT_TOKENS_ALONE
 from manyhands.strategies.base import Answer
 from tests.covers import is_every_case
@@ -141,6 +143,7 @@ def test_with_experts_a_pass_has_as_many_prompts_as_fit() -> None:
         assert engine._scheduler.prompt_tokens_alone == expected, name
     engine = small_engine(max_tokens_per_pass=100)
     assert engine._scheduler.prompt_tokens_alone == 100
+    assert experts_of_a_token(SimpleNamespace(num_experts_per_tok=0)) is None
 
 
 def test_a_step_that_fails_in_the_end_has_fed_nothing() -> None:

@@ -54,8 +54,8 @@ _MERGES = (2, 4, 8, 16, 32, 64)  # partials of a token that are merged at once
 _FEW_PARTIALS = 4  # of a token, as completions have; merged by programs of several heads
 _LEAST_LONE = 8  # tokens of a recording of `Wide.LONE`
 _PARTIALS_LONE = 4  # of a lone row: what it was given and what it writes, each in two splits
-# Tokens of the largest wide recording: a prompt that comes alone. Launched one by one such a pass waits for the host, for as long as
-# it takes on the device, or twice as long (`benchmarks/prefill.py`).
+# Tokens of the largest wide recording: a prompt that comes alone. Launched one by one such a pass waits for the host, up to twice as
+# long as it takes on the device (`benchmarks/prefill.py`).
 AHEAD = 2048
 # Bytes of a layer's weights times tokens, beyond which the host is done with a layer before the device is: with 16 bits as many
 # operations, which take an H200 1.5 ms.
@@ -112,8 +112,7 @@ def most_ahead(layer_bytes: float, most_tokens: int = AHEAD) -> int:
 def is_to_spare(tokens: int, kind: Wide) -> bool:
     """Whether such a wide recording is made only where `SPARE` bytes are free.
 
-    One that failed would leave all plans without recordings of their own. These passes are long, and launched one by one they take
-    twice as long at most.
+    One that failed would leave all plans without recordings of their own; without these a pass is slower, and nothing fails.
     """
     return kind is Wide.AMPLE or tokens > _MOST_OF_PARTS
 

@@ -318,7 +318,7 @@ def _answering(base: nn.Module, forward: Callable[..., Any]) -> nn.Module:
 def experts_of_a_token(config: Any) -> int | None:
     """How many of a layer's experts a token goes through; None where there are none."""
     found = getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None)
-    return None if found is None else int(found)
+    return int(found) if found else None
 
 
 def weight_bytes(adapter: ModelAdapter) -> int:

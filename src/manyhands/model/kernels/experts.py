@@ -228,6 +228,16 @@ def clamped(gate, up, alpha, limit):
     return gate * tl.sigmoid(gate * alpha) * (up + 1.0)
 
 
+@triton.jit
+def between(gate, up, alpha, limit, TURNS: tl.constexpr, ACT: tl.constexpr, DTYPE: tl.constexpr):
+    """Inputs of the second product, in DTYPE, made of gates and values in float32 and rounded where the modelling code rounds."""
+    gate, up = gate.to(DTYPE).to(tl.float32), up.to(DTYPE).to(tl.float32)
+    if TURNS:
+        return clamped(gate, up, alpha, limit).to(DTYPE)
+    else:
+        return (activated(gate, ACT).to(DTYPE).to(tl.float32) * up).to(DTYPE)
+
+
 @triton.jit(do_not_specialize=("T",))
 def _expert_gated(
     x,  # [T, K]
@@ -303,14 +313,9 @@ def _expert_gated(
         at_gate, at_up = (2 * f, 2 * f + 1) if TURNS else (f, F + f)
         gate += tl.load(biases + at_gate, mask=f < F, other=0.0).to(tl.float32)[:, None]
         up += tl.load(biases + at_up, mask=f < F, other=0.0).to(tl.float32)[:, None]
-    DTYPE: tl.constexpr = out.dtype.element_ty
-    gate, up = gate.to(DTYPE).to(tl.float32), up.to(DTYPE).to(tl.float32)
-    if TURNS:
-        inner = clamped(gate, up, alpha, limit)
-    else:
-        inner = activated(gate, ACT).to(DTYPE).to(tl.float32) * up
+    inner = between(gate, up, alpha, limit, TURNS, ACT, out.dtype.element_ty)
     where = pair[None, :] * F + f[:, None]
-    tl.store(out + where, inner.to(DTYPE), mask=(f < F)[:, None] & is_chosen[None, :])
+    tl.store(out + where, inner, mask=(f < F)[:, None] & is_chosen[None, :])
 
 
 @triton.jit(do_not_specialize=("T",))

@@ -44,11 +44,11 @@ from manyhands.model.kernels.experts import (
     ExpertGate,
     ExpertWeights,
     add_up,
-    clamped,
+    between,
     list_pairs,
     places,
 )
-from manyhands.model.kernels.gated import ACTIVATIONS, activated
+from manyhands.model.kernels.gated import ACTIVATIONS
 from manyhands.model.kernels.skinny import dot_dtype
 
 
@@ -181,14 +181,9 @@ def _many_gated(
         at_gate, at_up = (2 * f, 2 * f + 1) if TURNS else (f, F + f)
         gate += tl.load(biases + at_gate, mask=f < F, other=0.0).to(tl.float32)[None, :]
         up += tl.load(biases + at_up, mask=f < F, other=0.0).to(tl.float32)[None, :]
-    DTYPE: tl.constexpr = out.dtype.element_ty
-    gate, up = gate.to(DTYPE).to(tl.float32), up.to(DTYPE).to(tl.float32)
-    if TURNS:
-        inner = clamped(gate, up, alpha, limit)
-    else:
-        inner = activated(gate, ACT).to(DTYPE).to(tl.float32) * up
+    inner = between(gate, up, alpha, limit, TURNS, ACT, out.dtype.element_ty)
     where = out + pair.to(tl.int64)[:, None] * F + f[None, :]
-    tl.store(where, inner.to(DTYPE), mask=is_its[:, None] & (f < F)[None, :])
+    tl.store(where, inner, mask=is_its[:, None] & (f < F)[None, :])
 
 
 @triton.jit(do_not_specialize=("T",))
