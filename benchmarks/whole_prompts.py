@@ -14,7 +14,7 @@ its own, so no cache of prefixes has any of it. The situations:
 
 The time begins where the caller submits its first request and ends where it holds the first token of the first row, and
 of the last one. vLLM runs in an engine process of its own, which begins with the request that it gets first; this engine
-begins when it is stepped, with all of them. Neither is told how many tokens a pass may have: vLLM's default depends on
+begins when it is stepped, with as many of them as it reads in one pass. Neither is told how many tokens a pass may have: vLLM's default depends on
 the device and is told in the file (`tokens_of_a_pass`), as is this engine's. Graphs of vLLM are recorded for few rows
 alone; its default ones end at 512 tokens, below every prompt here. Each situation comes twice without being counted, to compile and to
 record, then five times; all times are in the file.

@@ -8,7 +8,8 @@ Every run is in the queue of its state (`engine/run.py`):
 
     WAITING    first come, first admitted
     RUNNING    takes turns: a run that did not fit in a pass is at the front of the next. Beside rows that
-               write, the prompts of others are fed in parts of `prompt_tokens`, one run's after the other's
+               write, the prompts of others are fed in parts of `prompt_tokens`, one run's after the other's;
+               where none writes, whole ones, up to `prompt_tokens_alone` in a pass
     BLOCKED    admitted, and asks for memory again: looked at before each pass
     PREEMPTED  the oldest comes back first (`engine/preemption.py`)
 
