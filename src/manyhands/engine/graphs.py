@@ -146,6 +146,7 @@ class GraphedPasses(Passes):
         self._layer_kinds: dict[_LayerKind, tuple[torch.Size, LayerCall]] = {}
         self.part_ends = part_ends(weight_bytes(adapter), adapter.num_layers)
         self.heads = Heads(self.part_ends, recorder.mark)
+        self._layer_bytes = _layer_bytes(adapter)
 
     @property
     def about(self) -> str | None:
@@ -201,6 +202,14 @@ class GraphedPasses(Passes):
         return super().launch(plan, targets)
 
     plans_ahead = True
+
+    def tokens_at_once(self, num_tokens: int) -> int:
+        """See `Executor.tokens_at_once`: as many as the largest recording has, where a pass of all of them would wait for the host."""
+        largest = max((tokens for tokens, _ in self._ahead), default=num_tokens)
+        are_expanded = self.expanded is not None and self.expanded.are_many(num_tokens)
+        if are_expanded or not largest < num_tokens <= capacities.most_for_host(self._layer_bytes):
+            return num_tokens
+        return largest
 
     def begin(self, plan: Plan, late: Late) -> PassOutcome:
         """See `Passes.begin`."""
@@ -507,7 +516,7 @@ class GraphedPasses(Passes):
     ) -> None:
         """Compile kernels and make the wide recordings; `told` how far that has come. Stops where one cannot be made."""
         tiling = self.backend.tiling
-        most = capacities.most_ahead(self._layer_bytes(), most_tokens)
+        most = capacities.most_ahead(self._layer_bytes, most_tokens)
         wide = {
             (tokens, kind): capacities.wide_capacity(tokens, tiling, kind)
             for tokens, kind in capacities.kinds_ahead(most, tiling)
@@ -584,15 +593,6 @@ class GraphedPasses(Passes):
         for shape, call in self._layer_kinds.values():
             q = torch.zeros(capacity.tokens, *shape, dtype=self.adapter.dtype, device=device)
             self.backend.attend(self.memory.stores[call.layer], q, prepared, call)
-
-    def _layer_bytes(self) -> float:
-        """Bytes of a layer's weights for a token, as if they had 16 bits: a prompt is multiplied with so many numbers, however few bits
-        they are kept in.
-        """
-        size = weight_bytes(self.adapter)
-        if experts_of_a_token(self.adapter.config) is None:
-            size = max(size, 2 * num_weights(self.adapter))
-        return size / self.adapter.num_layers
 
     def _load_for_prompts(self, page_size: int) -> None:
         """Launch what passes with long prompts have besides, which no recording has."""
@@ -805,6 +805,16 @@ class _Graph:
 
 _LayerKind = tuple[object, ...]  # the part of a layer that kernels of attention are compiled for
 _Kind = tuple[int, int, int]
+
+
+def _layer_bytes(adapter: ModelAdapter) -> float:
+    """Bytes of a layer's weights for a token, as if they had 16 bits: a prompt is multiplied with so many numbers, however few bits
+    they are kept in.
+    """
+    size = weight_bytes(adapter)
+    if experts_of_a_token(adapter.config) is None:
+        size = max(size, 2 * num_weights(adapter))
+    return size / adapter.num_layers
 
 
 def _kind(plan: Plan) -> _Kind:

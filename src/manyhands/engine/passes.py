@@ -160,6 +160,10 @@ class Passes:
     def settle(self) -> None:
         """Wait for recordings under way, in front of sums over ranks that are not recorded."""
 
+    def tokens_at_once(self, num_tokens: int) -> int:
+        """See `Executor.tokens_at_once`: launch by launch all of them."""
+        return num_tokens
+
     # Whether a pass is begun ahead (`engine/lookahead.py`): where the host waits for each launch, it gains nothing.
     plans_ahead = False
 
