@@ -677,7 +677,9 @@ class _Graph:
         self.integers = self.host.numpy()  # [2, size]: to be sent, and their growth
         self.sent = passes.recorder.mark()
         self.num_begun = 0  # parts of the pass that was begun last
-        self.may_grow = False  # whether the growth that is sent may be another one than none
+        self.num_used = 0  # integers that are sent
+        # Whether the plan's integers grow; and whether the growth on the device may be another one than the host's, which is sent then.
+        self.grows, self.may_grow = False, False
         make_harmless(self.buffer[0], capacity)
 
     def record(self, passes: GraphedPasses) -> _Graph:
@@ -696,7 +698,8 @@ class _Graph:
         # Tokens that rank 0 alone knows, or those that all have been told. It stands in the recording since NCCL allows
         # none of its calls beside a replay that is under way.
         self.others.hand_over(integers[: self.capacity.tokens])
-        integers.add_(growth)
+        grown = self.capacity.num_growing
+        integers[:grown].add_(growth[:grown])
         prepared = Prepared(integers, self.capacity, self.page_size)
         cuts = dict.fromkeys(passes.part_ends, cut)
         attend = _Noting(prepared, passes, cuts)
@@ -722,16 +725,19 @@ class _Graph:
         self.sent.synchronize()
         integers, growth = self.integers
         pack(plan, work, self.capacity, integers)
+        self.num_used = self.capacity.num_used(work)
         if late is not None:
             late.mark(integers[: plan.num_tokens])
-        if plan.lockstep is not None:
+        grown, self.grows = self.capacity.num_growing, plan.lockstep is not None
+        if self.grows:
             self.may_grow = True  # before it does: an interrupt may strike in between
-            pack_growth(plan, work, self.capacity, growth)
-            integers -= growth  # the pass begins by adding it
+            pack_growth(plan, work, self.capacity, growth[:grown])
+            integers[:grown] -= growth[:grown]  # the pass begins by adding it
         elif self.may_grow:
-            growth[:] = 0
-            self.may_grow = False
-        self.others.start(self.number, self.host)
+            growth[:grown] = 0
+        self.others.start(
+            self.number, self.host[0, : self.num_used], self.host[1, : grown * self.may_grow]
+        )
 
     def next(self, plan: Plan, late: Late | None = None) -> PassOutcome:
         """The plan that follows: send its tokens, which are all that the graph cannot know."""
@@ -758,8 +764,20 @@ class _Graph:
         self._send(late)
         self._all()
 
+    def take(self, integers: Ints, growth: Ints) -> None:
+        """What rank 0 has told (`Others.start`), into the host's buffer."""
+        self.sent.synchronize()
+        self.num_used, self.may_grow = len(integers), bool(len(growth))
+        self.integers[0, : len(integers)] = integers
+        self.integers[1, : len(growth)] = growth
+
     def _send(self, late: Late | None) -> None:
-        self.buffer.copy_(self.host, non_blocking=True)
+        """In two transfers, or in one where the device has the growth: pages that are no plan's would be most of it."""
+        used, grown = self.num_used, self.capacity.num_growing
+        self.buffer[0, :used].copy_(self.host[0, :used], non_blocking=True)
+        if self.may_grow:
+            self.buffer[1, :grown].copy_(self.host[1, :grown], non_blocking=True)
+            self.may_grow = self.grows
         self.sent.record()
         if late is not None:
             late.fill(self.buffer[0, : self.capacity.tokens])

@@ -92,8 +92,8 @@ class Others:
         """Whether all ranks could do what this one could, or could not."""
         return could
 
-    def start(self, number: int, integers: Tensor) -> None:
-        """The recording of this number is replayed with these integers [2, size]."""
+    def start(self, number: int, integers: Tensor, growth: Tensor) -> None:
+        """The recording of this number is replayed with these integers [used] and, where there is any, this growth [growing]."""
 
     def follow(self, number: int, token_ids: Ints) -> None:
         """It is replayed one token later, with these tokens."""
