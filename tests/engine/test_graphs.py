@@ -643,7 +643,7 @@ def test_no_more_tokens_are_recorded_ahead_than_are_fed_in_one_pass(
 def test_a_prompt_whose_launches_take_longer_than_it_does_goes_by_recordings(
     is_ready: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In parts of the largest one. Of more tokens the device takes longer than the host, which then has nothing to gain by parts."""
+    """In two parts. Of more tokens the device takes longer than the host, or three parts longer than one pass."""
     monkeypatch.setattr(capacities, "AHEAD", 40)
     monkeypatch.setattr(capacities, "_MOST_OF_PARTS", 16)
     monkeypatch.setattr(graphs, "MOST_TOKENS", 40)
@@ -652,11 +652,13 @@ def test_a_prompt_whose_launches_take_longer_than_it_does_goes_by_recordings(
     if is_ready:
         engine.get_ready()
     passes = passes_of(engine)
-    monkeypatch.setattr(passes, "_layer_bytes", capacities._WORTH / 100)
-    sizes = [passes.tokens_at_once(size) for size in (39, 40, 41, 100, 101)]
-    assert sizes == ([39, 40, 40, 40, 101] if is_ready else [39, 40, 41, 100, 101])
+    monkeypatch.setattr(passes, "_layer_bytes", capacities._WORTH / 90)
+    sizes = [passes.tokens_at_once(size) for size in (39, 40, 41, 80, 81)]
+    assert sizes == ([39, 40, 40, 40, 81] if is_ready else [39, 40, 41, 80, 81])
+    monkeypatch.setattr(passes, "_layer_bytes", capacities._WORTH / 60)
+    assert [passes.tokens_at_once(size) for size in (60, 61)] == [40 if is_ready else 60, 61]
     before = replace(passes.counts)
-    prompt = tuple(range(1, 98))
+    prompt = tuple(range(1, 58))
     run = engine.submit(counting(prompt, 2))
     finish(engine, run)
     eager = passes.counts.eager - before.eager
@@ -667,13 +669,13 @@ def test_a_prompt_whose_launches_take_longer_than_it_does_goes_by_recordings(
 def test_a_prompt_in_the_expanded_form_goes_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pass is not recorded, and its parts would have the other form."""
     passes = passes_of(graphed_engine())
-    monkeypatch.setattr(passes, "_ahead", {(40, Wide.LARGE): None})
+    monkeypatch.setattr(passes, "_ahead", {(2048, Wide.LARGE): None})
     monkeypatch.setattr(passes, "_layer_bytes", 1.0)
-    assert passes.tokens_at_once(5000) == 40
+    assert passes.tokens_at_once(4096) == 2048
     shape: Any = SimpleNamespace(numbers_per_token=1)
     form = ExpandedForm(passes.backend, shape, torch.float32, torch.device("cpu"))
     monkeypatch.setattr(passes, "expanded", form)
-    assert [passes.tokens_at_once(size) for size in (4095, 4096)] == [40, 4096]
+    assert [passes.tokens_at_once(size) for size in (4095, 4096)] == [2048, 4096]
 
 
 def test_a_prompt_is_multiplied_with_as_many_numbers_whatever_their_bits(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
@@ -19,7 +18,6 @@ from manyhands.engine.run import Run, RunState
 from manyhands.engine.scheduler import Scheduler
 from manyhands.errors import ContextTooLong
 from manyhands.model.adapter import experts_of_a_token
-from manyhands.model.settings import PROMPT_TOKENS_ALONE
 from manyhands.strategies.base import Answer
 from tests.covers import is_every_case
 from tests.engine.small import CONTEXT, TEXT, counting, finish, small_engine
@@ -76,79 +74,96 @@ def test_one_prompt_is_fed_after_the_other_and_together_where_none_writes() -> N
     assert [runs[0].num_passes, runs[1].num_passes] == [1, 1]
 
 
-def test_a_short_prompt_does_not_wait_for_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside rows that write, and the long one goes on in every other pass at least."""
+@pytest.mark.parametrize("size", [10, 30])
+def test_prompts_do_not_wait_for_a_book(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside rows that write, and the book goes on by a quarter of each pass at least."""
 
-    def passes(much: float) -> tuple[int, int]:
-        """Until a prompt of 100 tokens and one of 20, which comes behind it, have their first tokens."""
-        monkeypatch.setattr(scheduler, "_MUCH_LONGER", much)
+    def passes(book: int) -> tuple[int, int]:
+        """Until a prompt of 100 tokens and a shorter one, which comes behind it, have their first tokens."""
+        monkeypatch.setattr(scheduler, "_BOOK", book)
         engine = small_engine(prompt_tokens=16)
         runs = writers(engine, 1)
-        both = engine.submit(counting(LONG, 2)), engine.submit(counting(OTHER[:20], 2))
+        both = engine.submit(counting(LONG, 2)), engine.submit(counting(OTHER[:size], 2))
         found = [0, 0]
         for number in range(1, 20):
             engine.step()
-            found = [
-                was or number * bool(run.num_passes) for was, run in zip(found, both, strict=True)
-            ]
+            for at, run in enumerate(both):
+                found[at] = found[at] or number * bool(run.num_passes)
         finish(engine, *runs, *both)
         assert both[0].result() == small_engine().run(counting(LONG, 2))
-        assert both[1].result() == small_engine().run(counting(OTHER[:20], 2))
+        assert both[1].result() == small_engine().run(counting(OTHER[:size], 2))
         return found[0], found[1]
 
-    long, short = passes(scheduler._MUCH_LONGER)
-    assert short <= 4
-    assert long <= 9
-    assert passes(math.inf) == (7, 8), "control: one after the other"
+    long, short = passes(book=2)
+    assert short == {10: 1, 30: 3}[size]
+    assert long == {10: 8, 30: 9}[size]
+    one_after_the_other = passes(book=16)
+    assert one_after_the_other[0] == 7, "control"
+    assert one_after_the_other[1] > 7
 
 
-def test_a_long_prompt_goes_on_beside_ever_more_short_ones() -> None:
+def test_a_book_goes_on_beside_ever_more_short_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "_BOOK", 2)
     engine = small_engine(prompt_tokens=16)
     runs = writers(engine, 1)
-    long, fed = engine.submit(counting(LONG, 2)), [0]
-    while not long.num_passes:
+    book, fed = engine.submit(counting(LONG, 2)), [0]
+    while sum(book.lengths.values()) < 60 and not book.num_passes:
         runs.append(engine.submit(counting(OTHER[:17], 1)))
         engine.step()
-        fed.append(sum(block.num_tokens for block in long.lengths))
+        fed.append(sum(block.num_tokens for block in book.lengths))
         assert len(fed) < 30
-    assert any(before == after for before, after in pairwise(fed[:-1])), (
-        "control: it was passed over"
-    )
-    assert all(first < last for first, last in zip(fed, fed[2:-1], strict=False))
-    finish(engine, long, *runs)
+        if fed[-1] > len(LONG) - 2 * 16:  # no book any more
+            break
+    assert {last - first for first, last in pairwise(fed[1:-1])} == {4}
+    finish(engine, book, *runs)
+    assert book.result() == small_engine().run(counting(LONG, 2))
 
 
-def test_short_prompts_share_a_pass_and_leave_a_quarter_for_a_long_one() -> None:
+def test_short_prompts_beside_a_book_share_what_is_left_of_a_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scheduler, "_BOOK", 1)
     engine = small_engine(prompt_tokens=32)
     runs = writers(engine, 1)
-    long = engine.submit(counting(LONG, 2))
+    book = engine.submit(counting(LONG, 2))
     engine.step()
     short = [engine.submit(counting(OTHER[at : at + 5], 2)) for at in range(9)]
     before = engine.usage
     engine.step()
-    assert [run.num_passes for run in short] == [1] * 6 + [0] * 3
-    assert (engine.usage - before).tokens_fed == 1 + 6 * 5 + 8
-    finish(engine, long, *runs, *short)
-    assert long.result() == small_engine().run(counting(LONG, 2))
+    assert [run.num_passes for run in short] == [1] * 7 + [0] * 2
+    assert (engine.usage - before).tokens_fed == 1 + 6 * 5 + 5 + 8
+    finish(engine, book, *runs, *short)
+    assert book.result() == small_engine().run(counting(LONG, 2))
+
+
+def test_short_prompts_that_come_at_once_are_read_as_whole_ones_are() -> None:
+    """Also those that would have room beside rows that write."""
+    engine = small_engine(prompt_tokens=16, prompt_tokens_alone=40)
+    runs = [engine.submit(counting(OTHER[at : at + 12], 3)) for at in range(5)]
+    before = engine.usage
+    engine.step()
+    assert (engine.usage - before).tokens_fed == 36
+    assert [run.num_passes for run in runs] == [1] * 3 + [0] * 2
+    finish(engine, *runs)
+    for at, run in enumerate(runs):
+        assert run.result() == small_engine().run(counting(OTHER[at : at + 12], 3))
 
 
 def test_rows_that_write_stand_in_every_pass_however_many_prompts_wait() -> None:
-    """Many more tokens than a pass has, and in front of one that writes."""
+    """Of many more tokens than a pass has."""
     engine = small_engine(prompt_tokens=16, max_tokens_per_pass=40, memory_tokens=4096)
-    first, *others = (engine.submit(counting(OTHER[at : at + 30], 9)) for at in range(12))
-    short = engine.submit(counting((5, 6, 7), 30))
-    engine.step()
-    for _ in range(8):
-        writing = [run for run in (first, *others, short) if run.num_passes]
-        counts = [run.num_passes for run in writing]
+    runs = [engine.submit(counting(OTHER[at : at + 30], 9)) for at in range(12)]
+    counts = []
+    while not runs[-1].done:
+        writing = [run for run in runs if run.num_passes and not run.done]
+        before = [run.num_passes for run in writing]
         engine.step()
-        assert [run.num_passes for run in writing] == [count + 1 for count in counts]
-    assert short.num_passes >= 8, "control: some run writes all the while"
-    assert sum(run.num_passes > 0 for run in (first, *others)) >= 2, "control: prompts go on, too"
-    finish(engine, first, *others, short)
-    alone = small_engine()
-    for at, run in enumerate((first, *others)):
-        assert run.result() == alone.run(counting(OTHER[at : at + 30], 9))
+        assert [run.num_passes for run in writing] == [count + 1 for count in before]
+        counts.append(len(writing))
+    assert max(counts) >= 2, "control: some write, and prompts go on"
+    assert counts.count(0) == 1
+    for at, run in enumerate(runs):
+        assert run.result() == small_engine().run(counting(OTHER[at : at + 30], 9))
 
 
 def test_prompts_that_wait_are_read_one_after_the_other() -> None:
@@ -164,8 +179,11 @@ def test_prompts_that_wait_are_read_one_after_the_other() -> None:
     assert ends == [small_engine().run(counting(OTHER[at : at + 60], 2)) for at in range(6)]
 
 
-def test_a_run_that_comes_while_a_long_prompt_is_read_waits_for_a_part_of_it() -> None:
+def test_a_run_that_comes_while_a_book_is_read_waits_for_a_part_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Also while no row writes: each pass reads as much as fits, and one more run may take part in the next."""
+    monkeypatch.setattr(scheduler, "_BOOK", 2)
     engine = small_engine(max_tokens_per_pass=20)
     long = engine.submit(counting(LONG, 2))
     engine.step()
@@ -248,11 +266,11 @@ def test_prompts_that_come_at_once_wait_for_few_others(alone: int | None, in_fir
 def test_with_experts_a_pass_has_as_many_prompts_as_fit() -> None:
     """It reads all experts, whichever few of them a token goes through."""
     models = tiny_models()
-    for name, expected in (("qwen3", PROMPT_TOKENS_ALONE), ("qwen3_moe", 8192)):
-        engine = Engine.load(models[name](), memory_tokens=64)
-        assert engine._scheduler.prompt_tokens_alone == expected, name
-    engine = small_engine(max_tokens_per_pass=100)
-    assert engine._scheduler.prompt_tokens_alone == 100
+    for name, beside, alone in (("qwen3", 512, 2048), ("qwen3_moe", 1024, 8192)):
+        scheduler = Engine.load(models[name](), memory_tokens=64)._scheduler
+        assert (scheduler.prompt_tokens, scheduler.prompt_tokens_alone) == (beside, alone), name
+    scheduler = small_engine(max_tokens_per_pass=100)._scheduler
+    assert (scheduler.prompt_tokens, scheduler.prompt_tokens_alone) == (100, 100)
     assert experts_of_a_token(SimpleNamespace(num_experts_per_tok=0)) is None
 
 

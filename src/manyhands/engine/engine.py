@@ -54,7 +54,13 @@ from manyhands.engine.shelving import Shelving
 from manyhands.engine.speculation import Speculation
 from manyhands.errors import InvalidRequest, ModelNotFound
 from manyhands.model.adapter import ModelAdapter
-from manyhands.model.settings import EFFORTS, PROMPT_TOKENS_ALONE, ModelSettings
+from manyhands.model.settings import (
+    EFFORTS,
+    PROMPT_TOKENS,
+    PROMPT_TOKENS_ALONE,
+    PROMPT_TOKENS_WITH_EXPERTS,
+    ModelSettings,
+)
 from manyhands.native import build as native
 from manyhands.prompts.load import Prompts, brings_words, model_prompts
 from manyhands.replay.merged import Merged
@@ -155,13 +161,19 @@ class Engine:
             # Keys are made again from unrounded ones: where they are rounded, a run that left would not
             # come back as it was. So runs stay.
             overcommit=1.0 if self.settings.kv_cache_dtype == "int8" else self.settings.overcommit,
-            prompt_tokens=self.settings.prompt_tokens,
+            prompt_tokens=self._prompt_tokens(),
             prompt_tokens_alone=self._prompt_tokens_alone(),
             tokens_at_once=self.executor.tokens_at_once,
             is_known=self._is_known if self._speculation is not None else None,
             lookahead=self._lookahead,
         )
         self.inside = self._scheduler.inside
+
+    def _prompt_tokens(self) -> int:
+        """Rows that write wait for these; but with experts a pass of twice as many is hardly longer, since both read all weights."""
+        if self.settings.prompt_tokens is not None:
+            return self.settings.prompt_tokens
+        return PROMPT_TOKENS_WITH_EXPERTS if self.facts.has_experts else PROMPT_TOKENS
 
     def _prompt_tokens_alone(self) -> int:
         """A pass of more is hardly faster a token; but with experts it reads all weights, whichever few a token goes through."""

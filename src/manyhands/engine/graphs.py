@@ -204,12 +204,15 @@ class GraphedPasses(Passes):
     plans_ahead = True
 
     def tokens_at_once(self, num_tokens: int) -> int:
-        """See `Executor.tokens_at_once`: as many as the largest recording has, where a pass of all of them would wait for the host."""
+        """See `Executor.tokens_at_once`: as many as the largest recording has, where a pass of all of them would wait for the host.
+
+        Of experts each part reads all weights, and where there were three parts it took longer than one pass that was launched.
+        """
         largest = max((tokens for tokens, _ in self._ahead), default=num_tokens)
-        are_expanded = self.expanded is not None and self.expanded.are_many(num_tokens)
-        if are_expanded or not largest < num_tokens <= capacities.most_for_host(self._layer_bytes):
+        if self.expanded is not None and self.expanded.are_many(num_tokens):
             return num_tokens
-        return largest
+        most = min(2 * largest, capacities.most_for_host(self._layer_bytes))
+        return largest if largest < num_tokens <= most else num_tokens
 
     def begin(self, plan: Plan, late: Late) -> PassOutcome:
         """See `Passes.begin`."""

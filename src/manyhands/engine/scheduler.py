@@ -9,9 +9,8 @@ Every run is in the queue of its state (`engine/run.py`):
     WAITING    first come, first admitted
     RUNNING    takes turns: a run that did not fit in a pass is at the front of the next. Beside rows that
                write, the prompts of others are fed in parts of `prompt_tokens`; where none writes, whole ones, up to
-               `prompt_tokens_alone` in a pass, or a part of a long one. They go one after the other, but in every
-               other pass those that are much shorter than the oldest go first: a question of a hundred tokens does
-               not wait for a book
+               `prompt_tokens_alone` in a pass, or a part of a long one. They go one after the other, but a question of
+               a hundred tokens does not wait for a book: it goes on by a part of each pass, and others pass it by
     BLOCKED    admitted, and asks for memory again: looked at before each pass
     PREEMPTED  the oldest comes back first (`engine/preemption.py`)
 
@@ -31,7 +30,6 @@ walked from end to end, and sums over all runs are kept (`tests/engine/test_sche
 
 from __future__ import annotations
 
-import math
 import sys
 import weakref
 from collections import deque
@@ -63,7 +61,7 @@ _LEAST_PART = (
     4  # of `prompt_tokens`: a prompt goes on by a quarter at least, whatever stands beside it
 )
 _MOST_PROMPTS = 64  # the oldest of those that wait, of which some are fed
-_MUCH_LONGER = 4  # times the tokens of a prompt that need not wait for it
+_BOOK = 16  # times `prompt_tokens`, beyond which a prompt is passed by those that come behind it
 _Ready = tuple[Run, Step]  # a run, and what of its step is fed
 # A pass is begun ahead while so much of the last ones went on as expected, about so many of them; and taken up
 # if so much of it was asked for. Where rows are fed in vain, their runs wait for one pass.
@@ -117,7 +115,6 @@ class Scheduler:
         self.tokens_at_once = tokens_at_once
         self._least_part = -(-self.prompt_tokens // _LEAST_PART)
         self.usage_of_each = usage_of_each
-        self._num_passes = 0
         queues = new_queues()
         self.preemption = Preemption(pool, rebuild, overcommit, queues)
         self._waiting = queues[RunState.WAITING]
@@ -290,24 +287,35 @@ class Scheduler:
         However many prompts wait, rows that write stand in every pass, and leave room for a part of one.
         """
         ready: list[_Ready] = []
-        prompts: list[_Ready] = []  # long steps, which may have to be fed in parts
-        num_tokens, is_full = 0, False
+        prompts: list[_Ready] = []  # that may have to be fed in parts
+        new: list[_Ready] = []  # of both, in order, those that have written nothing yet
+        num_tokens = queued = 0
+        is_full = False
         for run, step in steps:
             size = _num_tokens(step)
             beside = size - len(step.rows)
-            if beside > 0 and num_tokens + beside > self.prompt_tokens:
-                if len(prompts) < _MOST_PROMPTS:
-                    prompts.append((run, step))
+            is_long = beside > 0 and num_tokens + queued + beside > self.prompt_tokens
+            if is_long and len(prompts) == _MOST_PROMPTS:
                 continue
-            room = self.max_tokens_per_pass - (self._least_part if prompts else 0)
-            if ready and num_tokens + size > room:
-                is_full = True
-                break
-            ready.append((run, step))
-            num_tokens += size
-        if prompts:
-            ready += self._prompts(prompts, num_writing=num_tokens)
-        return ready, is_full
+            if is_long:
+                prompts.append((run, step))
+                # Short ones that come behind it wait for their turns, but not for that of a book.
+                queued += 0 if self._is_book(step) else min(beside, self.prompt_tokens)
+            else:
+                room = self.max_tokens_per_pass - (self._least_part if prompts else 0)
+                if ready and num_tokens + size > room:
+                    is_full = True
+                    break
+                ready.append((run, step))
+                num_tokens += size
+            if is_long or (beside > 0 and not run.num_passes):
+                new.append((run, step))
+        if not prompts:
+            return ready, is_full
+        is_none_long = max(_num_tokens(step) for _, step in new) <= self.prompt_tokens_alone
+        if len(new) == len(ready) + len(prompts) and is_none_long:
+            return self._prompts(new, num_writing=0), is_full
+        return ready + self._prompts(prompts, num_writing=num_tokens), is_full
 
     def _going_on(self) -> list[_Ready]:
         """The runs whose next step was expected, and what of it the pass that was begun feeds.
@@ -389,24 +397,28 @@ class Scheduler:
             if isinstance(run.request, Step) and is_known(run.request)
         ]
 
-    def _prompts(self, prompts: Sequence[_Ready], *, num_writing: int) -> list[_Ready]:
+    def _prompts(self, prompts: list[_Ready], *, num_writing: int) -> list[_Ready]:
         """What of these prompts, the oldest run's first, is fed in this pass.
 
         Beside rows that write they make the pass as long as `prompt_tokens`, together with what the others feed: a pass of a
         little more would take as long as one of half as much again. Else whole ones have as many tokens as `prompt_tokens_alone`, but
         for the first: a larger pass is hardly faster a token, and all that are in it wait for the last one. A long one is fed in
         parts then, too: a run that comes or is cancelled meanwhile waits for a part.
+        Where a book stands in front, it has a least part, and the others take their turns as if it were not there.
         """
-        if self._num_passes % 2:  # the same where this pass is expected and where it is made
-            prompts = _short_ones_first(prompts)
+        others = [prompt for prompt in prompts if not self._is_book(prompt[1])]
+        book = prompts[0] if others and others[0] is not prompts[0] else None
+        of_book = 0
+        if book is not None:
+            prompts, of_book = others, self._least_part
         if num_writing:
-            room = max(self.prompt_tokens - num_writing, self._least_part)
-            room = min(room, self.max_tokens_per_pass - num_writing)
+            room = max(self.prompt_tokens - num_writing - of_book, self._least_part)
         else:
             first = _num_tokens(prompts[0][1])
-            room = min(self.tokens_at_once(first), self.max_tokens_per_pass)
+            room = self.tokens_at_once(first)
             if room == first:
                 room = max(room, self.prompt_tokens_alone)
+        room = min(room, self.max_tokens_per_pass - num_writing - of_book)
         fed: list[_Ready] = []
         for run, step in prompts:
             is_enough = room < self._least_part or (not num_writing and _num_tokens(step) > room)
@@ -415,7 +427,14 @@ class Scheduler:
             part = first_part(step, room) or step
             fed.append((run, part))
             room -= _num_tokens(part)
+        if book is not None:
+            run, step = book
+            fed.append((run, first_part(step, of_book if num_writing else of_book + room) or step))
         return fed
+
+    def _is_book(self, step: Step) -> bool:
+        """Whether a step feeds so much that others would wait for long."""
+        return _num_tokens(step) > _BOOK * self.prompt_tokens
 
     def _answer(self, ready: Sequence[_Ready]) -> None:
         """One pass for them. Where memory does not suffice, the youngest preemptible run leaves; if there is none, one that holds
@@ -494,7 +513,6 @@ class Scheduler:
         if len(ready) > 1:
             step = Step([row for _, step in ready for row in step.rows])
         self.pool.chosen = None
-        self._num_passes += 1
         self._asked = ready
         self._take(self.predict(step))
 
@@ -630,17 +648,6 @@ _RUN_STRATEGIES = tuple(
 def _num_tokens(step: Step) -> int:
     """The tokens that a step feeds."""
     return sum([len(row.feed) for row in step.rows])
-
-
-def _short_ones_first(prompts: Sequence[_Ready]) -> Sequence[_Ready]:
-    """Those that are much shorter than the oldest, which stands first, in front of it; of these the shortest first."""
-    longest = _num_tokens(prompts[0][1]) / _MUCH_LONGER
-
-    def place(prompt: _Ready) -> float:
-        size = _num_tokens(prompt[1])
-        return size if size <= longest else math.inf
-
-    return sorted(prompts, key=place)
 
 
 def _next_of(run: Run, fed: Step, first: int) -> Expected | None:

@@ -27,7 +27,9 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 _MODEL = "Model"
 _CACHE_SIZE = 32.0  # GiB
-PROMPT_TOKENS_ALONE = 2048  # where every token goes through all weights
+# Where every token goes through all weights; and, beside rows that write, where it goes through a few experts.
+PROMPT_TOKENS, PROMPT_TOKENS_ALONE = 512, 2048
+PROMPT_TOKENS_WITH_EXPERTS = 1024
 
 
 @dataclass(frozen=True)
@@ -166,10 +168,11 @@ class ModelSettings:
     )
     overcommit: float = setting(1.5, "Reservations, over memory.", at_least=1, by="code")
     max_tokens_per_pass: int = setting(8192, "Tokens fed in one pass.", at_least=1, by="code")
-    prompt_tokens: int = setting(
-        512,
+    prompt_tokens: int | None = setting(
+        None,
         "Tokens of prompts that are fed in one pass beside rows that write.",
         at_least=1,
+        unset=f"{PROMPT_TOKENS}; with experts {PROMPT_TOKENS_WITH_EXPERTS:,}",
         by="code",
     )
     prompt_tokens_alone: int | None = setting(
