@@ -159,6 +159,7 @@ class Engine:
             prompt_tokens_alone=self._prompt_tokens_alone(),
             is_known=self._is_known if self._speculation is not None else None,
             lookahead=self._lookahead,
+            check=self._check_whole,
         )
         self.inside = self._scheduler.inside
 
@@ -584,6 +585,11 @@ class Engine:
             for plan, rows, _ in self._newest
         ]
         return [reduce(add, each) for each in zip(*costs, strict=True)]
+
+    def _check_whole(self, step: Step) -> None:
+        """Raise for a step that is to be fed in parts, before minutes are spent on the first ones."""
+        self._check_tokens(step)
+        self.planner.check_lengths(step)
 
     def _check_tokens(self, step: Step) -> None:
         rows, size = step.rows, self.facts.vocab_size

@@ -9,7 +9,8 @@ Every run is in the queue of its state (`engine/run.py`):
     WAITING    first come, first admitted
     RUNNING    takes turns: a run that did not fit in a pass is at the front of the next. Beside rows that
                write, the prompts of others are fed in parts of `prompt_tokens`, one run's after the other's;
-               where none writes, whole ones, up to `prompt_tokens_alone` in a pass
+               where none writes, whole ones, up to `prompt_tokens_alone` in a pass. No row that writes, and no
+               short step, waits for prompts, however many are in front of it
     BLOCKED    admitted, and asks for memory again: looked at before each pass
     PREEMPTED  the oldest comes back first (`engine/preemption.py`)
 
@@ -23,8 +24,8 @@ An interrupt may strike anywhere. A pass whose feeds have joined their blocks ha
 What a run says of itself (its state, its age, its past, what it reserved) is decided by one store each;
 queues and ledgers only sum it up, and the step after an interrupt makes them anew.
 
-A pass costs the host what its own rows cost, and the blocked runs one question each: a queue is never
-walked from end to end, and sums over all runs are kept (`tests/engine/test_scheduler_cost.py`).
+A pass costs the host what its own rows cost, and the blocked runs, and prompts that wait for their turn, one question each:
+no other queue is walked from end to end, and sums over all runs are kept (`tests/engine/test_scheduler_cost.py`).
 """
 
 from __future__ import annotations
@@ -87,11 +88,13 @@ class Scheduler:
         prompt_tokens_alone: int | None = None,
         is_known: Callable[[Step], bool] | None = None,
         lookahead: Lookahead | None = None,
+        check: Callable[[Step], None] | None = None,
     ) -> None:
         """`prompt_tokens` and `prompt_tokens_alone`: see `ModelSettings`; None: steps are fed whole, and as many as fit.
 
         `is_known`: whether `predict` answers a step without a pass (`engine/speculation.py`); None: it never does.
         `lookahead`: `predict` asks for the `expected` steps of the next pass and begins it; None: it does not.
+        `check`: raises for a step that cannot be fed whole, before its first part is; None: `predict` alone says so.
         """
         self.inside = OneThread()
         self.lookahead = lookahead
@@ -101,6 +104,7 @@ class Scheduler:
         self._rows_told = self._rows_going_on = 0
         self.predict = predict
         self.is_known = is_known
+        self.check = check
         self.pool = pool
         self.max_tokens_per_pass = max_tokens_per_pass
         self.prompt_tokens = prompt_tokens or max_tokens_per_pass
@@ -277,15 +281,20 @@ class Scheduler:
         """The part of these steps, taken in order, that fits into one pass; and whether it is full."""
         ready: list[_Ready] = []
         prompts: list[_Ready] = []  # long steps, which may have to be fed in parts
-        num_tokens, is_full = 0, False
+        num_tokens = num_ready = 0
+        is_full = False
         for run, step in steps:
             num_rows = len(step.rows)
             beside = sum([len(row.feed) for row in step.rows]) - num_rows
-            is_prompt = beside > 0 and num_tokens + beside > self.prompt_tokens
-            num_tokens += num_rows + (min(beside, self.prompt_tokens) if is_prompt else beside)
-            if (ready or prompts) and num_tokens > self.max_tokens_per_pass:
-                is_full = True
-                break
+            # By what is fed whole: a short step does not wait for a long one in front of it.
+            is_prompt = beside > 0 and num_ready + beside > self.prompt_tokens
+            if not (is_prompt and prompts):  # of several prompts rows that write are beside one
+                size = num_rows + (min(beside, self.prompt_tokens) if is_prompt else beside)
+                num_tokens += size
+                num_ready += 0 if is_prompt else size
+                if (ready or prompts) and num_tokens > self.max_tokens_per_pass:
+                    is_full = True
+                    break
             (prompts if is_prompt else ready).append((run, step))
         if prompts:
             writing = sum(len(row.feed) for _, step in ready for row in step.rows)
@@ -377,15 +386,18 @@ class Scheduler:
 
         The part makes the pass as long as `prompt_tokens`, together with what the others feed: a pass of a
         little more would take as long as one of half as much again. Whole ones have as many tokens as `prompt_tokens_alone`, but
-        for the first: a larger pass is hardly faster a token, and all that are in it wait for the last one.
+        for the first: a larger pass is hardly faster a token, and all that are in it wait for the last one. One that is longer
+        than a pass is fed in parts of one: others may come, or its run be cancelled, between two of them.
         """
         if num_writing and prompts:
             (run, step), *_ = prompts
             room = max(self.prompt_tokens - num_writing, -(-self.prompt_tokens // _LEAST_PART))
             return [(run, first_part(step, room) or step)]
         count = num_tokens = 0
-        for _, step in prompts:
+        for run, step in prompts:
             num_tokens += sum(len(row.feed) for row in step.rows)
+            if not count and num_tokens > self.max_tokens_per_pass:
+                return [(run, first_part(step, self.max_tokens_per_pass) or step)]
             if count and num_tokens > self.prompt_tokens_alone:
                 break
             count += 1
@@ -416,20 +428,14 @@ class Scheduler:
                 run, num_held = max(beyond, key=lambda each: each[1])
                 told.append(run)
                 ready = [each for each in ready if each[0] is not run]
-                self._fail(run, _beyond_its_bound(run, num_held, self.pool))
+                run.fail_step(_beyond_its_bound(run, num_held, self.pool), self.pool)
                 self._sweep()
             ready = [each for each in ready if each[0].state is RunState.RUNNING]
         if len(ready) == 1:
-            self._fail(ready[0][0], problem)
+            ready[0][0].fail_step(problem, self.pool)
         else:  # find out whose it is; nothing has changed yet
             for each in ready:
                 self._answer([each] if each[0].state is RunState.RUNNING else [])
-
-    def _fail(self, run: Run, problem: ManyhandsError) -> None:
-        """A step fails as a whole: what was fed of it before is taken off its blocks."""
-        for block, size in run.lengths.items():
-            self.pool.shorten(block, size)
-        run.fail(problem)
 
     def _beyond_their_bounds(
         self, ready: Sequence[_Ready], told: Sequence[Run]
@@ -465,6 +471,10 @@ class Scheduler:
 
     def _pass(self, ready: Sequence[_Ready]) -> None:
         """One forward pass over the rows of all of them; their tokens wait to be told."""
+        run, step = ready[-1]  # where a part of a step stands, if there is one
+        is_first = run.step is not None and run.step is not step and not run.lengths
+        if is_first and run.step is not None and self.check is not None:
+            self.check(run.step)
         step = ready[0][1]
         if len(ready) > 1:
             step = Step([row for _, step in ready for row in step.rows])
