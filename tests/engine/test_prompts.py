@@ -331,3 +331,27 @@ def test_an_interrupt_at_any_line_feeds_nothing_twice(
         return watch
 
     strike_all(places, struck, alone=is_every_case(pytestconfig))
+
+
+def test_an_interrupt_at_any_line_leaves_no_step_half_failed(pytestconfig: pytest.Config) -> None:
+    """A run of which parts were taken back is told, or is over; what it is fed next is right."""
+    expected = small_engine().run(careful())
+
+    def told(places: Sequence[Place]) -> Watch:
+        engine, seen = small_engine(512, prompt_tokens=100), list[int]()
+        watch = watch_at(*places, code={Run.fail_step.__code__}, files=set())
+        writer = engine.submit(counting((5, 6), 60))
+        engine.step()
+        run = engine.submit(careless(LONG * 6, seen))
+        while not run.done:
+            watch.begin_step()
+            insist(engine.step, watch)
+        assert run.outcome in (expected, None)
+        engine.cancel(writer)
+        assert engine.pool.num_free_pages == engine.pool.num_pages
+        assert watch.num_strikes == len(watch.struck)
+        return watch
+
+    places = told([]).places(first_and_last)
+    assert len({place.line for place in places}) > 4
+    strike_all(places, told, alone=is_every_case(pytestconfig))
