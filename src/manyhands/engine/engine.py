@@ -541,7 +541,10 @@ class Engine:
         """Room for all feeds, and what is read in the pass, brought to where the plan reads it."""
         plan = self.planner.plan(step)
         if self.pool.states is not None:
-            plan = replace(plan, states=self.pool.states.take(step, self.pool.before_step))
+            # A step that is fed in parts goes back further than this pass.
+            known, pool = self._scheduler.lengths_before(), self.pool
+            states = self.pool.states.take(step, lambda b: known.get(b, pool.before_step(b)))
+            plan = replace(plan, states=states)
         self.pool.make_moves(self.executor.move)
         return plan
 

@@ -37,6 +37,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from types import CodeType
 
+from manyhands.cache.block import Block
 from manyhands.cache.chunks import first_part, without
 from manyhands.cache.logprobs import part_of
 from manyhands.cache.pages import PagePool
@@ -336,6 +337,10 @@ class Scheduler:
     def is_one_asked(self) -> bool:
         """Whether one run alone takes part in the pass that goes on."""
         return self._asked is not None and len(self._asked) == 1
+
+    def lengths_before(self) -> dict[Block, int]:
+        """Of all blocks to which a part of a step was fed, how long they were before."""
+        return {block: size for run in self._running for block, size in run.lengths.items()}
 
     def expected(self, *, of_one: bool = False) -> list[Expected]:
         """The steps of the next pass, as far as they are known or likely while this one is made.
