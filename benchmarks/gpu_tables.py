@@ -48,7 +48,16 @@ def long_history() -> str:
 
 _STARTS = (
     *("", "mended_", "wide_", "fronts_", "turns_", "ended_", "draws_", "at_once_", "whole_"),
-    *("products_", "threads_", "processes_", "pipes_", "few_layers_", "repeated_", "ahead_"),
+    *(
+        "products_",
+        "threads_",
+        "processes_",
+        "pipes_",
+        "few_layers_",
+        "repeated_",
+        "ahead_",
+        "prompts_",
+    ),
 )  # oldest first
 
 

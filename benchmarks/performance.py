@@ -59,6 +59,7 @@ _CLEARLY = 0.97  # of the time that it took, below which a cell is faster
 
 # Of the older files the situations that the newer ones have not.
 _LIVES = (
+    "life_prompts_qwen3-8b",
     "life_again_qwen3-8b",
     "life_hogwild_several_qwen3-8b",
     "life_several_qwen3-8b",

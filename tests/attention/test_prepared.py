@@ -49,7 +49,7 @@ class Kept(Backend):
             integers, growth = torch.zeros(2, self.capacity.num_integers, dtype=torch.int32).numpy()
             pack(plan, work, self.capacity, integers)
             if plan.lockstep is not None:
-                pack_growth(plan, work, self.capacity, growth)
+                pack_growth(plan, work, self.capacity, growth[: self.capacity.num_growing])
             self.buffer = torch.as_tensor(integers, device=device)
             self.growth = torch.as_tensor(growth, device=device)
         return Prepared(self.buffer, self.capacity, plan.page_size)

@@ -32,6 +32,7 @@ from manyhands.engine import capacities, graphs, sampling
 from manyhands.engine.capacities import Wide, capacity_of, kind_ahead
 from manyhands.engine.engine import Engine
 from manyhands.engine.executor import LocalExecutor
+from manyhands.engine.expanded import ExpandedForm
 from manyhands.engine.graphs import GraphedPasses
 from manyhands.engine.recorder import Recording
 from manyhands.errors import InvalidRequest
@@ -40,7 +41,7 @@ from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.settings import SharedSettings
 from manyhands.strategies.shared_prefix import Completions, Prompt, shared_prefix
 from tests.attention.test_work import a_team, completions
-from tests.engine.small import TEXT, executor_of, finish, small_config, small_engine
+from tests.engine.small import TEXT, counting, executor_of, finish, small_config, small_engine
 from tests.engine.test_wide import fed
 
 pytestmark = pytest.mark.skipif(
@@ -357,9 +358,14 @@ def test_what_has_grown_grows_no_more_behind_another_plan() -> None:
         expected = np.full(graph.capacity.num_integers, 7, dtype=np.int32)
         pack(plan, work, graph.capacity, expected)
         for name, start, size in graph.capacity.sections():
-            section = slice(start, start + size)
+            section = slice(start, min(start + size, graph.num_used))
             assert graph.integers[0, section].tolist() == expected[section].tolist(), name
         assert not graph.integers[1].any()
+    assert graph.may_grow, "until it is sent that nothing grows any more"
+    with torch.inference_mode():
+        graph._send(None)
+    assert not graph.buffer[1].any()
+    assert not graph.may_grow
 
 
 def test_logits_that_were_asked_for_outlive_other_passes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -530,7 +536,7 @@ def test_kernels_are_compiled_at_once_before_anything_is_recorded(
         told(7, 7)
 
     @contextmanager
-    def counting() -> Iterator[Any]:
+    def counting_none() -> Iterator[Any]:
         yield counted
 
     def try_out(graph: Any, passes: GraphedPasses) -> tuple[Tensor, Tensor]:
@@ -551,7 +557,7 @@ def test_kernels_are_compiled_at_once_before_anything_is_recorded(
         return record(self, page_size, capacity)
 
     monkeypatch.setattr(graphs, "compiling_at_once", compiling)
-    monkeypatch.setattr(graphs, "counting_new_kernels", counting)
+    monkeypatch.setattr(graphs, "counting_new_kernels", counting_none)
     monkeypatch.setattr(graphs._Graph, "try_out", try_out)
     monkeypatch.setattr(GraphedPasses, "_attend", attending)
     monkeypatch.setattr(GraphedPasses, "_record", recording)
@@ -633,6 +639,43 @@ def test_no_more_tokens_are_recorded_ahead_than_are_fed_in_one_pass(
     assert asked == [min(most, capacities.AHEAD)]
 
 
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_a_prompt_whose_launches_take_longer_than_it_does_goes_by_recordings(
+    is_ready: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In parts of the largest one. Of more tokens the device takes longer than the host, which then has nothing to gain by parts."""
+    monkeypatch.setattr(capacities, "AHEAD", 40)
+    monkeypatch.setattr(capacities, "_MOST_OF_PARTS", 16)
+    monkeypatch.setattr(graphs, "MOST_TOKENS", 40)
+    monkeypatch.setattr(capacities, "wide_capacity", WIDE)
+    engine = graphed_engine(prompt_tokens=20)
+    if is_ready:
+        engine.get_ready()
+    passes = passes_of(engine)
+    monkeypatch.setattr(passes, "_layer_bytes", capacities._WORTH / 100)
+    sizes = [passes.tokens_at_once(size) for size in (39, 40, 41, 100, 101)]
+    assert sizes == ([39, 40, 40, 40, 101] if is_ready else [39, 40, 41, 100, 101])
+    before = replace(passes.counts)
+    prompt = tuple(range(1, 98))
+    run = engine.submit(counting(prompt, 2))
+    finish(engine, run)
+    eager = passes.counts.eager - before.eager
+    assert eager == (0 if is_ready else 2), "the prompt, and the first pass of one token"
+    assert run.result() == graphed_engine().run(counting(prompt, 2))
+
+
+def test_a_prompt_in_the_expanded_form_goes_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pass is not recorded, and its parts would have the other form."""
+    passes = passes_of(graphed_engine())
+    monkeypatch.setattr(passes, "_ahead", {(40, Wide.LARGE): None})
+    monkeypatch.setattr(passes, "_layer_bytes", 1.0)
+    assert passes.tokens_at_once(5000) == 40
+    shape: Any = SimpleNamespace(numbers_per_token=1)
+    form = ExpandedForm(passes.backend, shape, torch.float32, torch.device("cpu"))
+    monkeypatch.setattr(passes, "expanded", form)
+    assert [passes.tokens_at_once(size) for size in (4095, 4096)] == [40, 4096]
+
+
 def test_a_prompt_is_multiplied_with_as_many_numbers_whatever_their_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -640,9 +683,11 @@ def test_a_prompt_is_multiplied_with_as_many_numbers_whatever_their_bits(
     passes = passes_of(graphed_engine())
     numbers = num_weights(passes.adapter)
     monkeypatch.setattr(graphs, "weight_bytes", lambda adapter: numbers // 2)
-    assert passes._layer_bytes() == 2 * numbers / passes.adapter.num_layers
+    assert graphs._layer_bytes(passes.adapter) == 2 * numbers / passes.adapter.num_layers
     monkeypatch.setattr(graphs, "experts_of_a_token", lambda config: 2)
-    assert passes._layer_bytes() == numbers // 2 / passes.adapter.num_layers, "of few experts"
+    assert graphs._layer_bytes(passes.adapter) == numbers // 2 / passes.adapter.num_layers, (
+        "of few experts"
+    )
 
 
 @pytest.mark.parametrize("is_ready", [True, False])

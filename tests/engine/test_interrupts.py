@@ -46,6 +46,7 @@ class Ledger:
     about = None
     sheets = None
     plans_ahead = False
+    tokens_at_once = staticmethod(int)
     _begun: Any = None
     facts = ModelFacts(
         name="ledger",

@@ -183,6 +183,7 @@ def forget_loaded_kernels() -> None:
     """As in a fresh process: of each kernel nothing is loaded."""
     from triton.runtime.jit import JITFunction
 
+    gc.unfreeze()  # what was imported before the first test is not among the objects otherwise
     for each in gc.get_objects():
         if isinstance(each, JITFunction):
             each.device_caches.clear()

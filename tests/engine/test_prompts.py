@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
+from manyhands.engine import scheduler
 from manyhands.engine.engine import Engine
 from manyhands.engine.run import Run, RunState
 from manyhands.engine.scheduler import Scheduler
@@ -72,6 +75,113 @@ def test_one_prompt_is_fed_after_the_other_and_together_where_none_writes() -> N
     alone.step()
     assert (alone.usage - before).tokens_fed == len(LONG) + len(OTHER)
     assert [runs[0].num_passes, runs[1].num_passes] == [1, 1]
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside rows that write, and the long one goes on in every other pass at least."""
+
+    def passes(much: float) -> tuple[int, int]:
+        """Until a prompt of 100 tokens and one of 20, which comes behind it, have their first tokens."""
+        monkeypatch.setattr(scheduler, "_MUCH_LONGER", much)
+        engine = small_engine(prompt_tokens=16)
+        runs = writers(engine, 1)
+        both = engine.submit(counting(LONG, 2)), engine.submit(counting(OTHER[:20], 2))
+        found = [0, 0]
+        for number in range(1, 20):
+            engine.step()
+            found = [
+                was or number * bool(run.num_passes) for was, run in zip(found, both, strict=True)
+            ]
+        finish(engine, *runs, *both)
+        assert both[0].result() == small_engine().run(counting(LONG, 2))
+        assert both[1].result() == small_engine().run(counting(OTHER[:20], 2))
+        return found[0], found[1]
+
+    long, short = passes(scheduler._MUCH_LONGER)
+    assert short <= 4
+    assert long <= 9
+    assert passes(math.inf) == (7, 8), "control: one after the other"
+
+
+def test_a_long_prompt_goes_on_beside_ever_more_short_ones() -> None:
+    engine = small_engine(prompt_tokens=16)
+    runs = writers(engine, 1)
+    long, fed = engine.submit(counting(LONG, 2)), [0]
+    while not long.num_passes:
+        runs.append(engine.submit(counting(OTHER[:17], 1)))
+        engine.step()
+        fed.append(sum(block.num_tokens for block in long.lengths))
+        assert len(fed) < 30
+    assert any(before == after for before, after in pairwise(fed[:-1])), (
+        "control: it was passed over"
+    )
+    assert all(first < last for first, last in zip(fed, fed[2:-1], strict=False))
+    finish(engine, long, *runs)
+
+
+def test_short_prompts_share_a_pass_and_leave_a_quarter_for_a_long_one() -> None:
+    engine = small_engine(prompt_tokens=32)
+    runs = writers(engine, 1)
+    long = engine.submit(counting(LONG, 2))
+    engine.step()
+    short = [engine.submit(counting(OTHER[at : at + 5], 2)) for at in range(9)]
+    before = engine.usage
+    engine.step()
+    assert [run.num_passes for run in short] == [1] * 6 + [0] * 3
+    assert (engine.usage - before).tokens_fed == 1 + 6 * 5 + 8
+    finish(engine, long, *runs, *short)
+    assert long.result() == small_engine().run(counting(LONG, 2))
+
+
+def test_rows_that_write_stand_in_every_pass_however_many_prompts_wait() -> None:
+    """Many more tokens than a pass has, and in front of one that writes."""
+    engine = small_engine(prompt_tokens=16, max_tokens_per_pass=40, memory_tokens=4096)
+    first, *others = (engine.submit(counting(OTHER[at : at + 30], 9)) for at in range(12))
+    short = engine.submit(counting((5, 6, 7), 30))
+    engine.step()
+    for _ in range(8):
+        writing = [run for run in (first, *others, short) if run.num_passes]
+        counts = [run.num_passes for run in writing]
+        engine.step()
+        assert [run.num_passes for run in writing] == [count + 1 for count in counts]
+    assert short.num_passes >= 8, "control: some run writes all the while"
+    assert sum(run.num_passes > 0 for run in (first, *others)) >= 2, "control: prompts go on, too"
+    finish(engine, first, *others, short)
+    alone = small_engine()
+    for at, run in enumerate((first, *others)):
+        assert run.result() == alone.run(counting(OTHER[at : at + 30], 9))
+
+
+def test_prompts_that_wait_are_read_one_after_the_other() -> None:
+    """Where a pass has no room for all of them: in turns, all would end last."""
+    engine = small_engine(prompt_tokens=16, max_tokens_per_pass=24, memory_tokens=4096)
+    runs = [engine.submit(counting(OTHER[at : at + 60], 2)) for at in range(6)]
+    begun = []
+    while not runs[-1].done:
+        engine.step()
+        begun.append(sum(bool(run.lengths) for run in runs))
+    assert max(begun) == 1
+    ends = [run.result() for run in runs]
+    assert ends == [small_engine().run(counting(OTHER[at : at + 60], 2)) for at in range(6)]
+
+
+def test_a_run_that_comes_while_a_long_prompt_is_read_waits_for_a_part_of_it() -> None:
+    """Also while no row writes: each pass reads as much as fits, and one more run may take part in the next."""
+    engine = small_engine(max_tokens_per_pass=20)
+    long = engine.submit(counting(LONG, 2))
+    engine.step()
+    assert [block.num_tokens for block in long.lengths] == [20]
+    short = engine.submit(counting((5, 6, 7), 2))
+    engine.step()
+    engine.step()
+    assert short.num_passes, "in the next pass, or in the one behind it"
+    assert not long.num_passes
+    other = engine.submit(counting(LONG, 2))
+    engine.step()
+    engine.cancel(other)
+    finish(engine, long, short)
+    assert long.result() == small_engine().run(counting(LONG, 2))
+    assert short.result() == small_engine().run(counting((5, 6, 7), 2))
 
 
 def reading_in_the_same_pass() -> Generator[Step, Any, Answer]:
@@ -227,38 +337,34 @@ def test_of_a_prompt_that_cannot_be_fed_no_part_is(
     finish(engine, *runs)
 
 
-@pytest.mark.parametrize("num_writers", [1, 5])
-def test_however_many_prompts_come_no_row_that_writes_waits(num_writers: int) -> None:
-    """More than a pass has room for, by a part of each."""
-    engine = small_engine(prompt_tokens=16, max_tokens_per_pass=64)
-    runs = writers(engine, num_writers)
-    prompts = [engine.submit(counting(LONG[at:], 3)) for at in range(8)]
-    order = []
-    while not all(each.done for each in prompts):
-        before = [run.num_passes for run in runs]
+@pytest.mark.parametrize(
+    ("limit", "rows"), [(4, (1,) * 4), (4, (1,) * 5), (4, (6,)), (4, (2, 2)), (1, (1,))]
+)
+def test_rows_that_fill_a_pass_leave_room_for_a_prompt(limit: int, rows: tuple[int, ...]) -> None:
+    """To the last token, or alone: the prompt waited for one of these runs to end."""
+    engine = small_engine(max_tokens_per_pass=limit)
+    runs = [engine.submit(several(count, 60)) for count in rows]
+    for _ in range(12):
         engine.step()
-        assert all(
-            run.done or run.num_passes == count + 1 for run, count in zip(runs, before, strict=True)
-        )
-        order += [at for at, each in enumerate(prompts) if each.done and at not in order]
-    assert order == list(range(8)), "one after the other, as they came"
-    finish(engine, *runs)
-    assert [each.result() for each in prompts] == [
-        small_engine().run(counting(LONG[at:], 3)) for at in range(8)
-    ]
+    before = [run.num_passes for run in runs]
+    prompt = engine.submit(counting(LONG[:12], 2))
+    for _ in range(30):
+        engine.step()
+    assert prompt.num_passes
+    assert all(run.num_passes > count + 5 for run, count in zip(runs, before, strict=True))
+    finish(engine, prompt, *runs)
+    assert prompt.result() == small_engine().run(counting(LONG[:12], 2))
+    for count, run in zip(rows, runs, strict=True):
+        assert run.result() == small_engine().run(several(count, 60))
 
 
-def test_a_short_prompt_does_not_wait_for_a_long_one_in_front() -> None:
-    engine = small_engine(prompt_tokens=16)
-    runs = writers(engine, 1)
-    long = engine.submit(counting(LONG, 4))
-    engine.step()
-    short = engine.submit(counting((5, 6, 7), 4))
-    engine.step()
-    assert (short.num_passes, long.num_passes) == (1, 0)
-    finish(engine, long, short, *runs)
-    assert short.result() == small_engine().run(counting((5, 6, 7), 4))
-    assert long.result() == small_engine().run(counting(LONG, 4))
+def several(num_rows: int, num_passes: int) -> Generator[Step, Any, Answer]:
+    """Rows that write, without a prompt."""
+    views = [View([Block()]) for _ in range(num_rows)]
+    tokens: Sequence[int] = range(5, 5 + num_rows)
+    for _ in range(num_passes):
+        tokens = yield Step([Row(v, (t,)) for v, t in zip(views, tokens, strict=True)])
+    return Answer(text=str(tuple(tokens)))
 
 
 def going_on_behind_a_reservation(num_passes: int) -> Generator[Step | Reserve, Any, Answer]:
@@ -283,23 +389,6 @@ def test_a_step_of_some_tokens_does_not_wait_for_a_prompt_in_front() -> None:
         assert [run.num_passes for run in runs] == [count + 1 for count in before]
     finish(engine, prompt, *runs)
     assert runs[1].result() == small_engine().run(going_on_behind_a_reservation(20))
-
-
-def test_between_passes_of_a_prompt_that_is_alone_others_come_and_it_may_be_cancelled() -> None:
-    engine = small_engine(max_tokens_per_pass=32, prompt_tokens=16)
-    run = engine.submit(counting(LONG, 4))
-    before = engine.usage
-    engine.step()
-    assert (engine.usage - before).tokens_fed == 32, "one pass"
-    short = engine.submit(counting((5, 6, 7), 4))
-    engine.step()
-    assert (short.num_passes, run.num_passes) == (1, 0)
-    finish(engine, short)
-    other = engine.submit(counting(OTHER, 4))
-    engine.cancel(run)
-    finish(engine, other)
-    assert other.result() == small_engine().run(counting(OTHER, 4))
-    assert engine.pool.num_free_pages == engine.pool.num_pages
 
 
 @pytest.mark.parametrize("watched", [Run.fed, Scheduler._tell, Scheduler._take])

@@ -174,6 +174,16 @@ class Capacity:
         """Size of the buffer."""
         return sum(-(-size // _ALIGNED) * _ALIGNED for _, size in self._sizes())
 
+    @cached_property
+    def num_growing(self) -> int:
+        """Integers, from the first one on, of which some grow from step to step."""
+        return next(start for name, start, _ in self.sections() if name == "partial_indptr")
+
+    def num_used(self, work: Work) -> int:
+        """Integers, from the first one on, that a plan's are in."""
+        _, places = self.places
+        return int(places[0, -1]) + len(work.pages)
+
 
 @cache
 def rounded_tokens(count: int) -> int:
@@ -198,7 +208,10 @@ def tokens_of_ended(count: int) -> int:
 
 
 def pack(plan: Plan, work: Work, capacity: Capacity, buffer: Int32s) -> None:
-    """Write everything into its section of `buffer` [num_integers]; what is left is padding."""
+    """Write everything into its section of `buffer` [num_integers]; what is left is padding.
+
+    But for pages, which stand last: nothing looks behind the plan's own, so these stay what they were, and need not be sent.
+    """
     entries = work.entries
     arrays = {
         "token_ids": plan.token_ids,
@@ -220,11 +233,13 @@ def pack(plan: Plan, work: Work, capacity: Capacity, buffer: Int32s) -> None:
     padding["last"] = int(plan.heads[0]) if len(plan.heads) else 0  # sound if the others are
     names, places = capacity.places
     assert names == tuple(arrays), "sections are written in their order"
+    places = places.copy()
+    places[1, -1] = len(work.pages)
     native.pack(buffer, places, [padding.get(name, 0) for name in names], list(arrays.values()))
 
 
 def pack_growth(plan: Plan, work: Work, capacity: Capacity, buffer: Int32s) -> None:
-    """The growth of every integer from one step of plain decoding to the next."""
+    """The growth of the first integers, into `buffer` [num_growing], from one step of plain decoding to the next."""
     assert plan.growth is not None, "a replayed plan does not grow"
     read = work.entries.read
     row = plan.reads.row[read]

@@ -6,6 +6,7 @@ long lists of everything else, and for most numbers two to five, by what they ar
 
     kinds_ahead            all of them: tokens, and the use
     most_ahead             tokens of the largest one
+    most_for_host          tokens up to which a pass that is launched one by one waits for the host
     is_to_spare            whether one is made only where memory is left for it
     kind_ahead             the use that is meant for a plan
     kinds_meant            the same, and those that have its kernels
@@ -85,6 +86,9 @@ _MOST_READS = 8192  # of ample ones: entries, and partials, of each token and ea
 _MOST_BESIDE, _MOST_OF_LARGE_TEAMS = 640, 1024
 _EIGHT, _SIXTEEN = 8, 16  # workers of large teams
 _TILES_OF_A_ROW = 2  # a strip of its own, and its prompt or what its team shares
+# Times the least pages: 260 thousand tokens of sixteen each, and a million. They are sent with each plan that is made anew,
+# and 50 thousand are 0.2 MB.
+_PAGES_OF_FEW, _PAGES_OF_MANY = 32, 128
 
 
 class Wide(Enum):
@@ -106,7 +110,12 @@ def most_ahead(layer_bytes: float, most_tokens: int = AHEAD) -> int:
     Padding costs a pass more than its launches where the device has enough to do. No prompt has more than the `most_tokens` that are
     fed in one pass, which is also what bounds the memory that passes work with.
     """
-    return min(AHEAD, max(_MOST_OF_PARTS, min(most_tokens, int(_WORTH / layer_bytes))))
+    return min(AHEAD, max(_MOST_OF_PARTS, min(most_tokens, most_for_host(layer_bytes))))
+
+
+def most_for_host(layer_bytes: float) -> int:
+    """Tokens of a pass, launched one by one, up to which the device is done with a layer before the host is."""
+    return int(_WORTH / layer_bytes)
 
 
 def is_to_spare(tokens: int, kind: Wide) -> bool:
@@ -299,7 +308,7 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
         tokens=tokens,
         rows=min(tokens, _MOST_ROWS),
         entries=max(256, 64 * many + reads),
-        pages=LEAST.pages * (8 if is_narrow else 16),
+        pages=LEAST.pages * (_PAGES_OF_FEW if is_narrow else _PAGES_OF_MANY),
         small=max(LEAST.small, items, most),
         large=max(LEAST.small, of_prompt + beside) if has_large else 0,
         partials=max(1024, 64 * many + reads, of_splits),

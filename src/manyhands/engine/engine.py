@@ -157,6 +157,7 @@ class Engine:
             overcommit=1.0 if self.settings.kv_cache_dtype == "int8" else self.settings.overcommit,
             prompt_tokens=self.settings.prompt_tokens,
             prompt_tokens_alone=self._prompt_tokens_alone(),
+            tokens_at_once=self.executor.tokens_at_once,
             is_known=self._is_known if self._speculation is not None else None,
             lookahead=self._lookahead,
             check=self._check_whole,

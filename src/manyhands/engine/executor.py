@@ -259,6 +259,9 @@ class Executor(Protocol):
     def plans_ahead(self) -> bool:
         """Whether a pass that is begun ahead gains anything here."""
 
+    def tokens_at_once(self, num_tokens: int) -> int:
+        """Of a prompt alone with so many tokens, how many the next pass is best fed."""
+
     @property
     def has_begun(self) -> bool:
         """Whether a pass was begun with the tokens that were chosen last, so that `go_on` can take it up."""
@@ -469,6 +472,10 @@ class LocalExecutor:
     def plans_ahead(self) -> bool:
         """See `Executor.plans_ahead`."""
         return self.passes.plans_ahead
+
+    def tokens_at_once(self, num_tokens: int) -> int:
+        """See `Executor.tokens_at_once`."""
+        return self.passes.tokens_at_once(num_tokens)
 
     @property
     def has_begun(self) -> bool:

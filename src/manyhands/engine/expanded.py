@@ -96,6 +96,10 @@ class ExpandedForm:
         is_much = int((sizes * keys)[are_prompts].sum()) >= self._least_pairs
         return are_prompts & is_much
 
+    def are_many(self, num_tokens: int) -> bool:
+        """Whether a prompt of so many tokens, in one pass, would have this form."""
+        return num_tokens >= LEAST and num_tokens**2 >= self._least_pairs
+
     @property
     def _least_pairs(self) -> int:
         return 0 if isinstance(self.backend, TorchBackend) else MUCH

@@ -146,6 +146,7 @@ class GraphedPasses(Passes):
         self._layer_kinds: dict[_LayerKind, tuple[torch.Size, LayerCall]] = {}
         self.part_ends = part_ends(weight_bytes(adapter), adapter.num_layers)
         self.heads = Heads(self.part_ends, recorder.mark)
+        self._layer_bytes = _layer_bytes(adapter)
 
     @property
     def about(self) -> str | None:
@@ -201,6 +202,14 @@ class GraphedPasses(Passes):
         return super().launch(plan, targets)
 
     plans_ahead = True
+
+    def tokens_at_once(self, num_tokens: int) -> int:
+        """See `Executor.tokens_at_once`: as many as the largest recording has, where a pass of all of them would wait for the host."""
+        largest = max((tokens for tokens, _ in self._ahead), default=num_tokens)
+        are_expanded = self.expanded is not None and self.expanded.are_many(num_tokens)
+        if are_expanded or not largest < num_tokens <= capacities.most_for_host(self._layer_bytes):
+            return num_tokens
+        return largest
 
     def begin(self, plan: Plan, late: Late) -> PassOutcome:
         """See `Passes.begin`."""
@@ -507,7 +516,7 @@ class GraphedPasses(Passes):
     ) -> None:
         """Compile kernels and make the wide recordings; `told` how far that has come. Stops where one cannot be made."""
         tiling = self.backend.tiling
-        most = capacities.most_ahead(self._layer_bytes(), most_tokens)
+        most = capacities.most_ahead(self._layer_bytes, most_tokens)
         wide = {
             (tokens, kind): capacities.wide_capacity(tokens, tiling, kind)
             for tokens, kind in capacities.kinds_ahead(most, tiling)
@@ -584,15 +593,6 @@ class GraphedPasses(Passes):
         for shape, call in self._layer_kinds.values():
             q = torch.zeros(capacity.tokens, *shape, dtype=self.adapter.dtype, device=device)
             self.backend.attend(self.memory.stores[call.layer], q, prepared, call)
-
-    def _layer_bytes(self) -> float:
-        """Bytes of a layer's weights for a token, as if they had 16 bits: a prompt is multiplied with so many numbers, however few bits
-        they are kept in.
-        """
-        size = weight_bytes(self.adapter)
-        if experts_of_a_token(self.adapter.config) is None:
-            size = max(size, 2 * num_weights(self.adapter))
-        return size / self.adapter.num_layers
 
     def _load_for_prompts(self, page_size: int) -> None:
         """Launch what passes with long prompts have besides, which no recording has."""
@@ -677,7 +677,9 @@ class _Graph:
         self.integers = self.host.numpy()  # [2, size]: to be sent, and their growth
         self.sent = passes.recorder.mark()
         self.num_begun = 0  # parts of the pass that was begun last
-        self.may_grow = False  # whether the growth that is sent may be another one than none
+        self.num_used = 0  # integers that are sent
+        # Whether the plan's integers grow; and whether the growth on the device may be another one than the host's, which is sent then.
+        self.grows, self.may_grow = False, False
         make_harmless(self.buffer[0], capacity)
 
     def record(self, passes: GraphedPasses) -> _Graph:
@@ -696,7 +698,8 @@ class _Graph:
         # Tokens that rank 0 alone knows, or those that all have been told. It stands in the recording since NCCL allows
         # none of its calls beside a replay that is under way.
         self.others.hand_over(integers[: self.capacity.tokens])
-        integers.add_(growth)
+        grown = self.capacity.num_growing
+        integers[:grown].add_(growth[:grown])
         prepared = Prepared(integers, self.capacity, self.page_size)
         cuts = dict.fromkeys(passes.part_ends, cut)
         attend = _Noting(prepared, passes, cuts)
@@ -722,16 +725,19 @@ class _Graph:
         self.sent.synchronize()
         integers, growth = self.integers
         pack(plan, work, self.capacity, integers)
+        self.num_used = self.capacity.num_used(work)
         if late is not None:
             late.mark(integers[: plan.num_tokens])
-        if plan.lockstep is not None:
+        grown, self.grows = self.capacity.num_growing, plan.lockstep is not None
+        if self.grows:
             self.may_grow = True  # before it does: an interrupt may strike in between
-            pack_growth(plan, work, self.capacity, growth)
-            integers -= growth  # the pass begins by adding it
+            pack_growth(plan, work, self.capacity, growth[:grown])
+            integers[:grown] -= growth[:grown]  # the pass begins by adding it
         elif self.may_grow:
-            growth[:] = 0
-            self.may_grow = False
-        self.others.start(self.number, self.host)
+            growth[:grown] = 0
+        self.others.start(
+            self.number, self.host[0, : self.num_used], self.host[1, : grown * self.may_grow]
+        )
 
     def next(self, plan: Plan, late: Late | None = None) -> PassOutcome:
         """The plan that follows: send its tokens, which are all that the graph cannot know."""
@@ -758,8 +764,20 @@ class _Graph:
         self._send(late)
         self._all()
 
+    def take(self, integers: Ints, growth: Ints) -> None:
+        """What rank 0 has told (`Others.start`), into the host's buffer."""
+        self.sent.synchronize()
+        self.num_used, self.may_grow = len(integers), bool(len(growth))
+        self.integers[0, : len(integers)] = integers
+        self.integers[1, : len(growth)] = growth
+
     def _send(self, late: Late | None) -> None:
-        self.buffer.copy_(self.host, non_blocking=True)
+        """In two transfers, or in one where the device has the growth: pages that are no plan's would be most of it."""
+        used, grown = self.num_used, self.capacity.num_growing
+        self.buffer[0, :used].copy_(self.host[0, :used], non_blocking=True)
+        if self.may_grow:
+            self.buffer[1, :grown].copy_(self.host[1, :grown], non_blocking=True)
+            self.may_grow = self.grows
         self.sent.record()
         if late is not None:
             late.fill(self.buffer[0, : self.capacity.tokens])
@@ -805,6 +823,16 @@ class _Graph:
 
 _LayerKind = tuple[object, ...]  # the part of a layer that kernels of attention are compiled for
 _Kind = tuple[int, int, int]
+
+
+def _layer_bytes(adapter: ModelAdapter) -> float:
+    """Bytes of a layer's weights for a token, as if they had 16 bits: a prompt is multiplied with so many numbers, however few bits
+    they are kept in.
+    """
+    size = weight_bytes(adapter)
+    if experts_of_a_token(adapter.config) is None:
+        size = max(size, 2 * num_weights(adapter))
+    return size / adapter.num_layers
 
 
 def _kind(plan: Plan) -> _Kind:

@@ -92,8 +92,8 @@ class Others:
         """Whether all ranks could do what this one could, or could not."""
         return could
 
-    def start(self, number: int, integers: Tensor) -> None:
-        """The recording of this number is replayed with these integers [2, size]."""
+    def start(self, number: int, integers: Tensor, growth: Tensor) -> None:
+        """The recording of this number is replayed with these integers [used] and, where there is any, this growth [growing]."""
 
     def follow(self, number: int, token_ids: Ints) -> None:
         """It is replayed one token later, with these tokens."""
@@ -159,6 +159,10 @@ class Passes:
 
     def settle(self) -> None:
         """Wait for recordings under way, in front of sums over ranks that are not recorded."""
+
+    def tokens_at_once(self, num_tokens: int) -> int:
+        """See `Executor.tokens_at_once`: launch by launch all of them."""
+        return num_tokens
 
     # Whether a pass is begun ahead (`engine/lookahead.py`): where the host waits for each launch, it gains nothing.
     plans_ahead = False

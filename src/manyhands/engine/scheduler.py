@@ -8,9 +8,10 @@ Every run is in the queue of its state (`engine/run.py`):
 
     WAITING    first come, first admitted
     RUNNING    takes turns: a run that did not fit in a pass is at the front of the next. Beside rows that
-               write, the prompts of others are fed in parts of `prompt_tokens`, one run's after the other's;
-               where none writes, whole ones, up to `prompt_tokens_alone` in a pass. No row that writes, and no
-               short step, waits for prompts, however many are in front of it
+               write, the prompts of others are fed in parts of `prompt_tokens`; where none writes, whole ones, up to
+               `prompt_tokens_alone` in a pass, or a part of a long one. They go one after the other, but in every
+               other pass those that are much shorter than the oldest go first: a question of a hundred tokens does
+               not wait for a book
     BLOCKED    admitted, and asks for memory again: looked at before each pass
     PREEMPTED  the oldest comes back first (`engine/preemption.py`)
 
@@ -24,12 +25,13 @@ An interrupt may strike anywhere. A pass whose feeds have joined their blocks ha
 What a run says of itself (its state, its age, its past, what it reserved) is decided by one store each;
 queues and ledgers only sum it up, and the step after an interrupt makes them anew.
 
-A pass costs the host what its own rows cost, and the blocked runs, and prompts that wait for their turn, one question each:
-no other queue is walked from end to end, and sums over all runs are kept (`tests/engine/test_scheduler_cost.py`).
+A pass costs the host what its own rows cost, and the blocked runs one question each: a queue is never
+walked from end to end, and sums over all runs are kept (`tests/engine/test_scheduler_cost.py`).
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import weakref
 from collections import deque
@@ -61,6 +63,8 @@ _Untold = tuple[Run, Step, Step, int, tuple[int, ...], Usage]
 _LEAST_PART = (
     4  # of `prompt_tokens`: a prompt goes on by a quarter at least, whatever stands beside it
 )
+_MOST_PROMPTS = 64  # the oldest of those that wait, of which some are fed
+_MUCH_LONGER = 4  # times the tokens of a prompt that need not wait for it
 _Ready = tuple[Run, Step]  # a run, and what of its step is fed
 # A pass is begun ahead while so much of the last ones went on as expected, about so many of them; and taken up
 # if so much of it was asked for. Where rows are fed in vain, their runs wait for one pass.
@@ -87,12 +91,14 @@ class Scheduler:
         overcommit: float = 1.0,
         prompt_tokens: int | None = None,
         prompt_tokens_alone: int | None = None,
+        tokens_at_once: Callable[[int], int] = lambda num_tokens: num_tokens,
         is_known: Callable[[Step], bool] | None = None,
         lookahead: Lookahead | None = None,
         check: Callable[[Step], None] | None = None,
     ) -> None:
         """`prompt_tokens` and `prompt_tokens_alone`: see `ModelSettings`; None: steps are fed whole, and as many as fit.
 
+        `tokens_at_once`: how many of the tokens of a prompt, while no row writes, one pass is fed; a pass has room for them in any case.
         `is_known`: whether `predict` answers a step without a pass (`engine/speculation.py`); None: it never does.
         `lookahead`: `predict` asks for the `expected` steps of the next pass and begins it; None: it does not.
         `check`: raises for a step that cannot be fed whole, before its first part is; None: `predict` alone says so.
@@ -108,11 +114,14 @@ class Scheduler:
         self.check = check
         self.pool = pool
         self.max_tokens_per_pass = max_tokens_per_pass
-        self.prompt_tokens = prompt_tokens or max_tokens_per_pass
+        self.prompt_tokens = min(prompt_tokens or max_tokens_per_pass, max_tokens_per_pass)
         self.prompt_tokens_alone = min(
             prompt_tokens_alone or max_tokens_per_pass, max_tokens_per_pass
         )
+        self.tokens_at_once = tokens_at_once
+        self._least_part = -(-self.prompt_tokens // _LEAST_PART)
         self.usage_of_each = usage_of_each
+        self._num_passes = 0
         queues = new_queues()
         self.preemption = Preemption(pool, rebuild, overcommit, queues)
         self._waiting = queues[RunState.WAITING]
@@ -267,8 +276,9 @@ class Scheduler:
         steps = ((run, run.request) for run in self._running if isinstance(run.request, Step))
         ready, is_full = self._fitting(steps)
         self._take_part(ready)
-        for run, _ in ready if is_full else ():
-            self._running.move_to_end(run)
+        for run, fed in ready if is_full else ():
+            if fed is run.request:  # else its turn is not over: prompts in turns would all end last
+                self._running.move_to_end(run)
         return ready
 
     def _take_part(self, ready: Iterable[_Ready]) -> None:
@@ -279,27 +289,34 @@ class Scheduler:
                 self.preemption.admit(run)
 
     def _fitting(self, steps: Iterable[_Ready]) -> tuple[list[_Ready], bool]:
-        """The part of these steps, taken in order, that fits into one pass; and whether it is full."""
+        """The part of these steps, taken in order, that fits into one pass; and whether it is full.
+
+        However many prompts wait, rows that write stand in every pass, and leave room for a part of one.
+        """
         ready: list[_Ready] = []
         prompts: list[_Ready] = []  # long steps, which may have to be fed in parts
-        num_tokens = num_ready = 0
-        is_full = False
+        num_tokens, is_full = 0, False
         for run, step in steps:
-            num_rows = len(step.rows)
-            beside = sum([len(row.feed) for row in step.rows]) - num_rows
-            # By what is fed whole: a short step does not wait for a long one in front of it.
-            is_prompt = beside > 0 and num_ready + beside > self.prompt_tokens
-            if not (is_prompt and prompts):  # of several prompts rows that write are beside one
-                size = num_rows + (min(beside, self.prompt_tokens) if is_prompt else beside)
-                num_tokens += size
-                num_ready += 0 if is_prompt else size
-                if (ready or prompts) and num_tokens > self.max_tokens_per_pass:
-                    is_full = True
-                    break
-            (prompts if is_prompt else ready).append((run, step))
+            size = _num_tokens(step)
+            beside = size - len(step.rows)
+            if beside > 0 and num_tokens + beside > self.prompt_tokens:
+                if len(prompts) < _MOST_PROMPTS:
+                    prompts.append((run, step))
+                continue
+            room = self.max_tokens_per_pass - (self._least_part if prompts else 0)
+            if ready and num_tokens + size > room:
+                is_full = True
+                break
+            ready.append((run, step))
+            num_tokens += size
+        # What came in front of the first prompt did not know of it. One run that leaves no room takes turns with prompts.
+        while prompts and ready and num_tokens + self._least_part > self.max_tokens_per_pass:
+            if len(ready) == 1 and self._num_passes % 2:
+                break
+            num_tokens -= _num_tokens(ready.pop()[1])
+            is_full = True
         if prompts:
-            writing = sum(len(row.feed) for _, step in ready for row in step.rows)
-            ready += self._prompts(prompts, num_writing=writing)
+            ready += self._prompts(prompts, num_writing=num_tokens)
         return ready, is_full
 
     def _going_on(self) -> list[_Ready]:
@@ -386,27 +403,33 @@ class Scheduler:
             if isinstance(run.request, Step) and is_known(run.request)
         ]
 
-    def _prompts(self, prompts: Sequence[_Ready], *, num_writing: int) -> Sequence[_Ready]:
-        """The prompts that are fed in this pass: beside rows that write a part of the first, else whole ones.
+    def _prompts(self, prompts: Sequence[_Ready], *, num_writing: int) -> list[_Ready]:
+        """What of these prompts, the oldest run's first, is fed in this pass.
 
-        The part makes the pass as long as `prompt_tokens`, together with what the others feed: a pass of a
-        little more would take as long as one of half as much again. Whole ones have as many tokens as `prompt_tokens_alone`, but
-        for the first: a larger pass is hardly faster a token, and all that are in it wait for the last one. One that is longer
-        than a pass is fed in parts of one: others may come, or its run be cancelled, between two of them.
+        Beside rows that write they make the pass as long as `prompt_tokens`, together with what the others feed: a pass of a
+        little more would take as long as one of half as much again. Else whole ones have as many tokens as `prompt_tokens_alone`, but
+        for the first: a larger pass is hardly faster a token, and all that are in it wait for the last one. A long one is fed in
+        parts then, too: a run that comes or is cancelled meanwhile waits for a part.
         """
-        if num_writing and prompts:
-            (run, step), *_ = prompts
-            room = max(self.prompt_tokens - num_writing, -(-self.prompt_tokens // _LEAST_PART))
-            return [(run, first_part(step, room) or step)]
-        count = num_tokens = 0
+        if self._num_passes % 2:  # the same where this pass is expected and where it is made
+            prompts = _short_ones_first(prompts)
+        if num_writing:
+            room = max(self.prompt_tokens - num_writing, self._least_part)
+            room = min(room, self.max_tokens_per_pass - num_writing)
+        else:
+            first = _num_tokens(prompts[0][1])
+            room = min(self.tokens_at_once(first), self.max_tokens_per_pass)
+            if room == first:
+                room = max(room, self.prompt_tokens_alone)
+        fed: list[_Ready] = []
         for run, step in prompts:
-            num_tokens += sum(len(row.feed) for row in step.rows)
-            if not count and num_tokens > self.max_tokens_per_pass:
-                return [(run, first_part(step, self.max_tokens_per_pass) or step)]
-            if count and num_tokens > self.prompt_tokens_alone:
+            is_enough = room < self._least_part or (not num_writing and _num_tokens(step) > room)
+            if room <= 0 or (fed and is_enough):
                 break
-            count += 1
-        return prompts[:count]
+            part = first_part(step, room) or step
+            fed.append((run, part))
+            room -= _num_tokens(part)
+        return fed
 
     def _answer(self, ready: Sequence[_Ready]) -> None:
         """One pass for them. Where memory does not suffice, the youngest preemptible run leaves; if there is none, one that holds
@@ -451,8 +474,7 @@ class Scheduler:
         """
         size = self.pool.page_size
         if not any(
-            self._num_held(step) + sum(len(row.feed) for row in step.rows)
-            <= run.reserved_pages * size
+            self._num_held(step) + _num_tokens(step) <= run.reserved_pages * size
             for run, step in ready
         ):
             return []
@@ -476,14 +498,15 @@ class Scheduler:
 
     def _pass(self, ready: Sequence[_Ready]) -> None:
         """One forward pass over the rows of all of them; their tokens wait to be told."""
-        run, step = ready[-1]  # where a part of a step stands, if there is one
-        is_first = run.step is not None and run.step is not step and not run.lengths
-        if is_first and run.step is not None and self.check is not None:
-            self.check(run.step)
+        if self.check is not None:
+            for run, fed in ready:
+                if run.step is not None and run.step is not fed and not run.lengths:
+                    self.check(run.step)
         step = ready[0][1]
         if len(ready) > 1:
             step = Step([row for _, step in ready for row in step.rows])
         self.pool.chosen = None
+        self._num_passes += 1
         self._asked = ready
         self._take(self.predict(step))
 
@@ -614,6 +637,22 @@ class Scheduler:
 _RUN_STRATEGIES = tuple(
     method.__code__ for method in (Scheduler.step, Scheduler.submit, Scheduler.cancel)
 )
+
+
+def _num_tokens(step: Step) -> int:
+    """The tokens that a step feeds."""
+    return sum([len(row.feed) for row in step.rows])
+
+
+def _short_ones_first(prompts: Sequence[_Ready]) -> Sequence[_Ready]:
+    """Those that are much shorter than the oldest, which stands first, in front of it; of these the shortest first."""
+    longest = _num_tokens(prompts[0][1]) / _MUCH_LONGER
+
+    def place(prompt: _Ready) -> float:
+        size = _num_tokens(prompt[1])
+        return size if size <= longest else math.inf
+
+    return sorted(prompts, key=place)
 
 
 def _next_of(run: Run, fed: Step, first: int) -> Expected | None:

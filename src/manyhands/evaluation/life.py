@@ -165,10 +165,11 @@ class TimedPass:
 
 @dataclass
 class LifeRecord:
-    """The passes of one situation, in order; and seconds from one token of a run to its next, of all runs."""
+    """The passes of one situation, in order; and of all runs, seconds from one token to the next, and until the first one."""
 
     passes: list[TimedPass] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
     floor_of: FloorOf = lambda fed, kv_bytes: 0.0
 
     def facts(self) -> dict[str, Any]:
@@ -188,6 +189,7 @@ class LifeRecord:
             "prompts": len(seconds) - len(narrow),
             **_quantiles("narrow_", narrow or [0.0]),
             **_quantiles("gap_", self.gaps or [0.0]),
+            **(_quantiles("first_", self.waits) if self.waits else {}),
             "tokens_per_second": round(written / sum(seconds), 1),
             "rows": round(written / len(seconds), 1),
             "floor_ms": _ms(statistics.fmean(floors)),
@@ -213,10 +215,9 @@ def live(
     facts = engine.executor
     before, counts = engine.usage, facts.counts
     num_passes = -1  # runs that have begun are reported before there is a pass
-    clock, told = (
-        0.0,
-        dict[Run, tuple[int, float]](),
-    )  # of each run: its passes, and when the last was made
+    clock = 0.0
+    # Of each run: its passes, and when the last was made; and when it came, if its first token counts and is not there yet.
+    told, came = dict[Run, tuple[int, float]](), dict[Run, float]()
     with closing(run_passes(engine, crowd, sum(count for count, _ in situation.crowd))) as passes:
         for each in passes:
             for kind, run in each.runs:
@@ -224,6 +225,8 @@ def live(
                     run.result()  # raises what went wrong
                     crowd.left(kind)
             if not each.seconds:
+                if num_passes >= situation.warm_up:
+                    came |= {run: clock for _, run in each.runs if run not in told}
                 continue
             num_passes += 1
             clock += each.seconds
@@ -233,6 +236,8 @@ def live(
                 if 0 < count < run.num_passes and num_passes >= situation.warm_up:
                     record.gaps.append(clock - since)
                 told[run] = run.num_passes, clock if run.num_passes > count else since
+                if run.num_passes and run in came:
+                    record.waits.append(clock - came.pop(run))
             usage, now = engine.usage, facts.counts
             cost = usage - before
             if num_passes >= situation.warm_up:

@@ -116,8 +116,7 @@ class Follower:
 
     def _start(self, arrays: Iterator[Ints]) -> None:
         graph = self.graphs.recordings[int(next(arrays)[0])]
-        graph.sent.synchronize()
-        graph.host.numpy().reshape(-1)[:] = next(arrays)
+        graph.take(*arrays)
         graph.replay()
 
     def _follow(self, arrays: Iterator[Ints]) -> None:
