@@ -57,6 +57,7 @@ from tests.engine.small import (
 )
 from tests.engine.test_preemption import branching
 from tests.engine.test_prompt_sharing import next_turn, shared, spec, unfound
+from tests.engine.test_prompts import LONG, careful, careless
 from tests.engine.test_shared_prefix import alone, some_prompts, tokens_of
 from tests.model.double import DoublePrecision
 from tests.model.families_zoo import tiny_model
@@ -368,3 +369,30 @@ def test_a_server_lists_what_its_network_bears() -> None:
     with pytest.raises(Refusal, match="tiny:sequential") as wrong:
         understand(CHAT, {"model": "tiny:nothing", "messages": body["messages"]}, served)
     assert "hogwild" not in str(wrong.value)
+
+
+@pytest.mark.parametrize("num_writers", [0, 1])
+def test_a_step_that_fails_in_its_midst_leaves_the_state_from_before(
+    num_writers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is fed in several passes, each of which leaves a state; the strategy goes on from the one in front of all."""
+    engine = hybrid_engine(prompt_tokens=16, max_tokens_per_pass=32)
+    writers = [engine.submit(counting((5, 6), 40)) for _ in range(num_writers)]
+    seen: list[int] = []
+    run = engine.submit(careless(LONG, seen))
+    for _ in range(4):
+        engine.step()
+    assert run.lengths
+
+    def fail(*_: object) -> None:
+        raise OutOfMemory("no more")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.planner, "plan", fail)
+        broken.setattr(engine._scheduler.preemption, "preempt", lambda: False)
+        engine.step()
+    finish(engine, run)
+    assert seen == [3]
+    assert run.result() == hybrid_engine().run(careful())
+    for writer in writers:
+        engine.cancel(writer)

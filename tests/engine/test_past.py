@@ -75,6 +75,30 @@ def test_only_what_the_run_wrote_alone_is_ours() -> None:
     assert past.ours(pool, unread) is None, "somebody else writes to it"
 
 
+def test_parts_of_a_step_that_failed_are_forgotten() -> None:
+    """Its blocks are what they were, so the run can leave and come back as before."""
+    past, pool, own, header = Past(), PagePool(100), Block("own"), Block("header")
+    view = View([own])
+    past.forget_parts()
+    feed(past, (view, (1, 2)))
+    for number in range(3):
+        part = Step([Row(view, (3 + number,)), Row(View([header]), (7, 8))])
+        for row in part.rows:
+            row.view.own.tokens.extend(row.feed)
+        past.remember_part(part)
+    assert past.ours(pool, unread) == [own, header]
+    for block, size in ((own, 2), (header, 0)):
+        del block.tokens[size:]
+    assert past.ours(pool, unread) is None
+    past.forget_parts()
+    past.forget_parts()
+    assert past.ours(pool, unread) == [own]
+    feed(past, (view, (6,)))
+    past.forget_parts()
+    assert past.trace().num_tokens == 3
+    assert [row.feed for rows in past.trace().passes for row in rows] == [(1, 2), (6,)]
+
+
 def test_what_is_frozen_and_found_is_held_as_long_as_the_past() -> None:
     kept: Any = Block("prefix")
     kept.tokens.append(1)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
@@ -16,11 +17,11 @@ from manyhands.engine import scheduler
 from manyhands.engine.engine import Engine
 from manyhands.engine.run import Run, RunState
 from manyhands.engine.scheduler import Scheduler
-from manyhands.errors import ContextTooLong
+from manyhands.errors import ContextTooLong, InvalidRequest, OutOfMemory
 from manyhands.model.adapter import experts_of_a_token
-from manyhands.strategies.base import Answer
+from manyhands.strategies.base import Answer, Reserve
 from tests.covers import is_every_case
-from tests.engine.small import CONTEXT, TEXT, counting, finish, small_engine
+from tests.engine.small import CONTEXT, NUM_IDS, TEXT, counting, finish, small_engine
 from tests.engine.test_interrupts import insist, watch_at
 from tests.model.families_zoo import tiny_models
 from tests.strikes import Place, Watch, first_and_last, strike_all
@@ -274,37 +275,138 @@ def test_with_experts_a_pass_has_as_many_prompts_as_fit() -> None:
     assert experts_of_a_token(SimpleNamespace(num_experts_per_tok=0)) is None
 
 
-def test_a_step_that_fails_in_the_end_has_fed_nothing() -> None:
-    """The strategy finds its block as it was, and asks for something else."""
-    block, seen = Block("text"), []
+def careless(prompt: tuple[int, ...], seen: list[int]) -> Generator[Step, Any, Answer]:
+    """A strategy whose step fails; it finds its block as it was, and asks for something else."""
+    block = Block("text")
+    tokens = yield Step([Row(View([block]), (3, 4, 5))])
+    try:
+        tokens = yield Step([Row(View([block]), prompt)])
+    except OutOfMemory:
+        seen.append(block.num_tokens)
+        tokens = yield Step([Row(View([block]), (6,))])
+    return Answer(text=str(tokens))
 
-    def careless() -> Generator[Step, Any, Answer]:
-        tokens = yield Step([Row(View([block]), (3, 4, 5))])
-        try:
-            tokens = yield Step([Row(View([block]), (LONG * 12)[:CONTEXT])])
-        except ContextTooLong:
-            seen.append(block.num_tokens)
-            tokens = yield Step([Row(View([block]), (6,))])
-        return Answer(text=str(tokens))
 
-    engine = small_engine(prompt_tokens=200)
-    runs = [engine.submit(counting((5, 6), 400))]
+def careful() -> Generator[Step, Any, Answer]:
+    """The same that asks for that at once."""
+    view = View([Block()])
+    yield Step([Row(view, (3, 4, 5))])
+    return Answer(text=str((yield Step([Row(view, (6,))]))))
+
+
+@pytest.mark.parametrize("overcommit", [1.0, 1.5])
+def test_a_step_that_fails_in_the_end_has_fed_nothing(overcommit: float) -> None:
+    """Also of a run that was preempted for want of memory, and for which there is never enough."""
+    engine, seen = small_engine(512, overcommit, prompt_tokens=100), list[int]()
+    runs = [engine.submit(counting((5, 6), 60))]
     engine.step()
-    run = engine.submit(careless())
+    run = engine.submit(careless(LONG * 6, seen))
     num_parts = 0
     while not run.done:
         engine.step()
         num_parts += bool(run.lengths)
     assert num_parts >= 4
     assert seen == [3]
-    engine.cancel(runs[0])
-
-    def careful() -> Generator[Step, Any, Answer]:
-        view = View([Block()])
-        yield Step([Row(view, (3, 4, 5))])
-        return Answer(text=str((yield Step([Row(view, (6,))]))))
-
     assert run.result() == small_engine().run(careful())
+    finish(engine, *runs)
+    assert engine.pool.num_free_pages == engine.pool.num_pages
+
+
+def test_a_run_that_cannot_return_in_the_midst_of_its_prompt_has_fed_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, seen = small_engine(prompt_tokens=16, overcommit=4.0), list[int]()
+    runs = writers(engine)
+    run = engine.submit(careless(LONG, seen))
+    for _ in range(4):
+        engine.step()
+    assert run.lengths
+    assert engine._scheduler.preemption.preempt()
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("no more")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("manyhands.replay.forward.Replay.logits", fail)
+        engine.step()
+    assert seen == [3]
+    assert run.state is RunState.PREEMPTED
+    finish(engine, run, *runs)
+    assert run.result() == small_engine().run(careful())
+
+
+@pytest.mark.parametrize("num_writers", [0, 1])
+@pytest.mark.parametrize(
+    ("prompt", "wrong"),
+    [((LONG * 12)[: CONTEXT + 1], ContextTooLong), ((*LONG, NUM_IDS), InvalidRequest)],
+    ids=["too long", "ends with what is no token"],
+)
+def test_of_a_prompt_that_cannot_be_fed_no_part_is(
+    num_writers: int, prompt: tuple[int, ...], wrong: type[Exception]
+) -> None:
+    engine = small_engine(prompt_tokens=16, max_tokens_per_pass=64)
+    runs = writers(engine, num_writers)
+    before = engine.usage
+    run = engine.submit(counting(prompt, 4))
+    engine.step()
+    assert (engine.usage - before).tokens_fed == num_writers
+    with pytest.raises(wrong):
+        run.result()
+    finish(engine, *runs)
+
+
+@pytest.mark.parametrize(
+    ("limit", "rows"), [(4, (1,) * 4), (4, (1,) * 5), (4, (6,)), (4, (2, 2)), (1, (1,))]
+)
+def test_rows_that_fill_a_pass_leave_room_for_a_prompt(limit: int, rows: tuple[int, ...]) -> None:
+    """To the last token, or alone: the prompt waited for one of these runs to end."""
+    engine = small_engine(max_tokens_per_pass=limit)
+    runs = [engine.submit(several(count, 60)) for count in rows]
+    for _ in range(12):
+        engine.step()
+    before = [run.num_passes for run in runs]
+    prompt = engine.submit(counting(LONG[:12], 2))
+    for _ in range(30):
+        engine.step()
+    assert prompt.num_passes
+    assert all(run.num_passes > count + 5 for run, count in zip(runs, before, strict=True))
+    finish(engine, prompt, *runs)
+    assert prompt.result() == small_engine().run(counting(LONG[:12], 2))
+    for count, run in zip(rows, runs, strict=True):
+        assert run.result() == small_engine().run(several(count, 60))
+
+
+def several(num_rows: int, num_passes: int) -> Generator[Step, Any, Answer]:
+    """Rows that write, without a prompt."""
+    views = [View([Block()]) for _ in range(num_rows)]
+    tokens: Sequence[int] = range(5, 5 + num_rows)
+    for _ in range(num_passes):
+        tokens = yield Step([Row(v, (t,)) for v, t in zip(views, tokens, strict=True)])
+    return Answer(text=str(tuple(tokens)))
+
+
+def going_on_behind_a_reservation(num_passes: int) -> Generator[Step | Reserve, Any, Answer]:
+    """A row that is fed some tokens more in every third pass, as at the end of a worker's step; it reserves again, as endings do."""
+    view, tokens = View([Block()]), (5, 6, 7)
+    for index in range(num_passes):
+        if index == 2:
+            yield Reserve(64, 2)
+        tokens = yield Step([Row(view, (*tokens, 9, 9) if index % 3 == 0 else tokens)])
+    return Answer(text=str(tokens))
+
+
+def test_a_step_of_some_tokens_does_not_wait_for_a_prompt_in_front() -> None:
+    engine = small_engine(prompt_tokens=16)
+    runs = [*writers(engine, 1), engine.submit(going_on_behind_a_reservation(20))]
+    engine.step()
+    prompt = engine.submit(counting(LONG, 4))
+    engine.step()
+    while not prompt.num_passes:
+        before = [run.num_passes for run in runs]
+        engine.step()
+        assert [run.num_passes for run in runs] == [count + 1 for count in before]
+    finish(engine, prompt, *runs)
+    assert runs[1].result() == small_engine().run(going_on_behind_a_reservation(20))
 
 
 @pytest.mark.parametrize("watched", [Run.fed, Scheduler._tell, Scheduler._take])
@@ -336,3 +438,27 @@ def test_an_interrupt_at_any_line_feeds_nothing_twice(
         return watch
 
     strike_all(places, struck, alone=is_every_case(pytestconfig))
+
+
+def test_an_interrupt_at_any_line_leaves_no_step_half_failed(pytestconfig: pytest.Config) -> None:
+    """A run of which parts were taken back is told, or is over; what it is fed next is right."""
+    expected = small_engine().run(careful())
+
+    def told(places: Sequence[Place]) -> Watch:
+        engine, seen = small_engine(512, prompt_tokens=100), list[int]()
+        watch = watch_at(*places, code={Run.fail_step.__code__}, files=set())
+        writer = engine.submit(counting((5, 6), 60))
+        engine.step()
+        run = engine.submit(careless(LONG * 6, seen))
+        while not run.done:
+            watch.begin_step()
+            insist(engine.step, watch)
+        assert run.outcome in (expected, None)
+        engine.cancel(writer)
+        assert engine.pool.num_free_pages == engine.pool.num_pages
+        assert watch.num_strikes == len(watch.struck)
+        return watch
+
+    places = told([]).places(first_and_last)
+    assert len({place.line for place in places}) > 4
+    strike_all(places, told, alone=is_every_case(pytestconfig))

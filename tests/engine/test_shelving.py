@@ -7,6 +7,7 @@ saved; answers with those of an engine without a cache.
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import shutil
@@ -436,7 +437,19 @@ def other_tensors(path: Path) -> None:
     save_file({"keys": torch.zeros(3)}, path)
 
 
-FAULTS: list[Callable[[Path], None]] = [cut, flip_data, flip_header, rename, empty, other_tensors]
+def endless(path: Path) -> None:
+    """A header that tells of a place without end, which JSON can say."""
+    content = path.read_bytes()
+    first = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:first])
+    header["offsets"]["data_offsets"][0] = float("inf")
+    words = json.dumps(header).encode()
+    path.write_bytes(len(words).to_bytes(8, "little") + words + content[first:])
+
+
+FAULTS: list[Callable[[Path], None]] = [
+    *(cut, flip_data, flip_header, rename, empty, other_tensors, endless),
+]
 
 
 @pytest.mark.usefixtures("_checked_there")
@@ -534,6 +547,54 @@ def test_a_folder_that_cannot_be_made_is_an_error_at_the_door(tmp_path: Path) ->
         engine_on(tmp_path / "file" / "cache")
 
 
+def test_of_a_prompt_that_has_no_room_the_first_sheets_are_kept(tmp_path: Path) -> None:
+    """Without them the others are never found; they were written first, and dropped first."""
+    write(engine_on(tmp_path))
+    size = sheet_of(tmp_path, 0).stat().st_size
+    other = tuple(reversed(PROMPT))
+    engine = engine_on(tmp_path, cache_size=7.5 * size / 2**30)
+    write(engine, other)
+    assert len(sheets(tmp_path)) == 7
+    assert write(engine_on(tmp_path)).found == (2 * SIZE,), "that was never asked for again"
+    small = engine_on(tmp_path / "small", cache_size=3.5 * size / 2**30)
+    write(small)
+    assert write(engine_on(tmp_path / "small")).found == (2 * SIZE,)
+
+
+def test_a_prompt_that_goes_on_keeps_what_stands_in_front(tmp_path: Path) -> None:
+    """The next turn of a conversation is found by the sheets of those before it, so all of them count as used with it."""
+    write(engine_on(tmp_path), PROMPT[: 2 * SIZE + 1])
+    size = sheet_of(tmp_path, 0).stat().st_size
+    write(engine_on(tmp_path))
+    others = engine_on(tmp_path, cache_size=6.5 * size / 2**30)
+    write(others, tuple(reversed(PROMPT))[: 3 * SIZE + 1])
+    assert write(engine_on(tmp_path)).found == (3 * SIZE,)
+
+
+def test_no_file_but_sheets_is_counted_or_removed(tmp_path: Path) -> None:
+    """A folder may be given in which models lie, whose weights have the same format."""
+    then = 1_000_000_000
+    theirs = [
+        tmp_path / place
+        for place in (
+            "qwen/model.safetensors",
+            "qwen/.download.part",
+            f"{32 * 'a'}/own.safetensors",
+        )
+    ]
+    for path in theirs:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(1 << 20))
+        os.utime(path, (then, then))
+    write(engine_on(tmp_path / "other"))
+    size = sheet_of(tmp_path / "other", 0).stat().st_size
+    engine = engine_on(tmp_path, cache_size=3.5 * size / 2**30)
+    write(engine)
+    assert all(path.exists() for path in theirs)
+    assert engine.shelf_counts.sheets_dropped == 2
+    assert engine.shelf_counts.sheets_skipped == 0
+
+
 def test_the_folder_keeps_to_its_size_and_the_newest_stay(
     folder: Path, expected: Completions
 ) -> None:
@@ -628,7 +689,7 @@ def test_prompts_that_share_a_text_wait_for_its_sheets_once(tmp_path: Path) -> N
 def test_a_sheet_is_tried_once_whatever_becomes_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder that is smaller than a prompt drops its first sheets for the last; they are not saved again for ever."""
+    """A folder that is smaller than a prompt drops some of its sheets; they are not saved again for ever."""
     engine, shelf = waiting_engine(tmp_path)
     assert engine.shelving is not None
     shelf.files.limit = 5 * shelf._num_bytes // 2

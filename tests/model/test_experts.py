@@ -132,6 +132,23 @@ def test_networks(name: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @on_cpu
+@pytest.mark.parametrize("dims", [2, 1], ids=["of stacks", "of routers"])
+def test_biases_that_lie_apart(dims: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As views of more, in a network that was given as an object. Kernels go along them number by number."""
+    adapter = ModelAdapter(ZOO["gpt_oss"]().eval())
+    for module in list(adapter.model.modules()):
+        for name, held in list(module.named_parameters(recurse=False)):
+            if name.endswith("bias") and held.dim() == dims:
+                setattr(module, name, nn.Parameter(torch.randn(*held.shape, 2)[..., 0]))
+    expected = _logits(adapter, 5)
+    assert fuse_experts(adapter.model)[0] > 0
+    monkeypatch.setattr(kernels, "usable", lambda x: True)
+    monkeypatch.setattr(experts, "DTYPES", (torch.float32,))
+    ours = _logits(adapter, 5)
+    assert float((ours - expected).abs().max() / expected.abs().max()) < 1e-5
+
+
+@on_cpu
 def test_kernels_of_prompts_are_launched_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for all layers that are alike, with each kind of tiles; none where the modelling code serves."""
     model: Any = ZOO["qwen3_moe"]().eval()

@@ -121,6 +121,30 @@ def test_with_the_kernels_for_few_tokens(name: str, monkeypatch: pytest.MonkeyPa
     assert len(calls) == 4 * adapter.num_layers + 1
 
 
+def _spread_out(model: nn.Module) -> None:
+    """Have every vector be a view of more, whose numbers lie apart."""
+    for module in list(model.modules()):
+        for name, held in list(module.named_parameters(recurse=False)):
+            if held.dim() == 1:
+                wide = torch.stack((held.detach(), torch.full_like(held, 9.0)), dim=1)
+                setattr(module, name, nn.Parameter(wide[:, 0]))
+
+
+@pytest.mark.skipif(GPU, reason="the interpreter runs the kernels")
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "gemma2"])
+def test_vectors_that_lie_apart(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As views of more, in a network that was given as an object. Kernels go along them number by number."""
+    skinny = pytest.importorskip("manyhands.model.skinny")
+    adapter = ModelAdapter(ZOO[name]())
+    expected = _logits(adapter)
+    _spread_out(adapter.model)
+    assert torch.equal(_logits(adapter), expected)
+    fuse_modules(adapter, "on")
+    monkeypatch.setattr(kernels, "usable", lambda x: True)
+    monkeypatch.setattr(skinny, "DTYPES", (torch.float32,))
+    assert float((_logits(adapter) - expected).abs().max()) < 1e-4
+
+
 @pytest.mark.parametrize("kind", ["default", "yarn"])
 def test_norms_of_heads_stand_before_a_rotation_with_a_factor(kind: str) -> None:
     """Behind it they would take the factor out again, and a network that loses it is left nearly as it was."""

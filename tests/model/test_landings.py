@@ -47,7 +47,7 @@ def files_in(folder: Path, most_landed: int = ROOM, most_waiting: int = 1 << 30)
 
 def write(files: SheetFiles, *names: str) -> None:
     for number, name in enumerate(names):
-        files.write(name, Taken(tensors_of(number), lambda: None), number)
+        files.write(name, Taken(tensors_of(number), lambda: None), number, 0)
     files.flush()
 
 
@@ -247,7 +247,7 @@ def test_the_checksum_of_a_file_is_what_it_was() -> None:
 def test_what_dead_writers_have_left_goes_with_the_next_sheet(tmp_path: Path) -> None:
     """Of any model, and not only at a start: a server that is killed again and again would fill the disk."""
     files = files_in(tmp_path)
-    other = tmp_path / "another model"
+    other = tmp_path / (32 * "b")  # another model's
     other.mkdir()
     old, new = other / ".old.part", other / ".new.part"
     for path in (old, new):

@@ -38,6 +38,7 @@ def first_part(step: Step, most_tokens: int) -> Step | None:
 
     So has a step that asks for logprobs of what it feeds: they are answered together.
     """
+    assert most_tokens > 0, "a part feeds something"
     if any(row.targets for row in step.rows):
         return None
     if sum(len(row.feed) for row in step.rows) <= most_tokens:

@@ -338,13 +338,15 @@ class PagePool:
             self.generation += 1
 
     def shorten(self, block: Block, size: int) -> None:
-        """Take all tokens behind the first `size` off a block that may still grow, and free their pages."""
+        """Take all tokens behind the first `size` off a block that may still grow, evicted or not, and free their pages."""
         place = self.place(block)
         with self._journal as journal:
             journal.keep(self, "generation")
             self.generation += 1
             journal.keep_tail(block.tokens, size)
+            journal.keep(place, "size")
             del block.tokens[size:]
+            place.size = min(place.size, size)
             self._shrink(place.strip, place.offset + size)
 
     def make_room(self, num_pages: int) -> bool:

@@ -166,6 +166,7 @@ class Engine:
             tokens_at_once=self.executor.tokens_at_once,
             is_known=self._is_known if self._speculation is not None else None,
             lookahead=self._lookahead,
+            check=self._check_whole,
         )
         self.inside = self._scheduler.inside
 
@@ -553,7 +554,10 @@ class Engine:
         """Room for all feeds, and what is read in the pass, brought to where the plan reads it."""
         plan = self.planner.plan(step)
         if self.pool.states is not None:
-            plan = replace(plan, states=self.pool.states.take(step, self.pool.before_step))
+            # A step that is fed in parts goes back further than this pass.
+            known, pool = self._scheduler.lengths_before(), self.pool
+            states = self.pool.states.take(step, lambda b: known.get(b, pool.before_step(b)))
+            plan = replace(plan, states=states)
         self.pool.make_moves(self.executor.move)
         return plan
 
@@ -597,6 +601,11 @@ class Engine:
             for plan, rows, _ in self._newest
         ]
         return [reduce(add, each) for each in zip(*costs, strict=True)]
+
+    def _check_whole(self, step: Step) -> None:
+        """Raise for a step that is to be fed in parts, before minutes are spent on the first ones."""
+        self._check_tokens(step)
+        self.planner.check_lengths(step)
 
     def _check_tokens(self, step: Step) -> None:
         rows, size = step.rows, self.facts.vocab_size

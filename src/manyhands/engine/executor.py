@@ -194,10 +194,11 @@ class Sheets(Protocol):
     def has_room(self) -> bool:
         """Whether the copy of one more sheet may wait to be written."""
 
-    def save(self, name: str, places: Places, order: int) -> None:
-        """Copy keys and values of a whole sheet, and have the copy written; `order` is its number in the chain.
+    def save(self, name: str, places: Places, order: int, used: int) -> None:
+        """Copy keys and values of a whole sheet, and have the copy written.
 
-        What cannot be written is left out.
+        `order` is its number in the chain, and `used` when the chain was, in nanoseconds of `time.time_ns`: the same for all
+        of its sheets. What cannot be written is left out.
         """
 
     def read_ahead(self, names: Sequence[str]) -> None:

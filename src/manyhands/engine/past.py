@@ -42,6 +42,7 @@ class Past(Recorder):
         self._newly: dict[Block, int] = {}
         self._num_parts = 0  # passes in which part of a step was fed
         self._last_part: Step | None = None
+        self._num_open = 0  # of them, those of the step that is fed
         self._has_gap = False  # a pass was not noted to its end
         self._held: list[Block] = []  # found, and to be read again when the run comes back
 
@@ -52,11 +53,28 @@ class Past(Recorder):
         """
         if len(self._num_rows) - self._num_parts <= num_passes:
             self._note(step)
+        self._num_open = 0
 
     def remember_part(self, part: Step) -> None:
         """A pass in which part of a step was fed. The same part twice is one pass."""
         if part is not self._last_part:
             self._note(part, is_part=True)
+
+    def forget_parts(self) -> None:
+        """The step of which parts were fed has failed, and its blocks are what they were before. Interrupted: a gap, see `remember`."""
+        if self._has_gap or not self._num_open:
+            return
+        self._has_gap = True
+        num_rows = sum(self._num_rows[len(self._num_rows) - self._num_open :])
+        first = len(self._rows) - num_rows
+        num_tokens = sum(self._sizes[first:])
+        del self._num_rows[len(self._num_rows) - self._num_open :]
+        del self._rows[first:], self._sizes[first:]
+        del self._tokens[len(self._tokens) - num_tokens :]
+        self._num_parts -= self._num_open
+        self._num_open = 0
+        self._last_part = None
+        self._has_gap = False
 
     def _note(self, step: Step, *, is_part: bool = False) -> None:
         if self._has_gap:
@@ -73,6 +91,7 @@ class Past(Recorder):
         self._num_rows.append(len(step.rows))
         if is_part:
             self._num_parts += 1
+            self._num_open += 1
             self._last_part = step
         self._has_gap = False
 

@@ -161,7 +161,7 @@ class Preemption:
             if self.pool.make_room(need + margin) and self._has_states(run):
                 self._return(run)
             elif is_quiet:
-                run.fail(_stays_out(need, self.pool))
+                run.fail_step(_stays_out(need, self.pool), self.pool)
             else:
                 return
         self.promote()
@@ -248,7 +248,7 @@ class Preemption:
             run.enter_as_requested()
             return
         del blocks
-        run.fail(problem)
+        run.fail_step(problem, self.pool)
 
 
 class _Ledger:

@@ -25,7 +25,7 @@ from typing import Any
 
 from manyhands.cache.block import Block
 from manyhands.cache.chunks import without
-from manyhands.cache.pages import Strip
+from manyhands.cache.pages import PagePool, Strip
 from manyhands.cache.step import Step
 from manyhands.cache.usage import Usage
 from manyhands.engine.past import Past
@@ -247,6 +247,19 @@ class Run:
     def fail(self, error: Exception) -> None:
         """Throw an error in; the strategy may handle it and go on."""
         self._advance(self.strategy.throw, error)
+
+    def fail_step(self, error: Exception, pool: PagePool) -> None:
+        """The same of a step, in memory or not: it fails as a whole, and what was fed of it before is taken off its blocks.
+
+        Interrupted, the run is over: the rest of the step would be fed to blocks without its beginning.
+        """
+        if self.lengths:
+            self.request = None
+        for block, size in self.lengths.items():
+            pool.shorten(block, size)
+        if self.past is not None:
+            self.past.forget_parts()
+        self.fail(error)
 
     def cancel(self) -> None:
         """End the run; its blocks are freed. An error of the strategy's farewell is kept."""

@@ -37,6 +37,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from types import CodeType
 
+from manyhands.cache.block import Block
 from manyhands.cache.chunks import first_part, without
 from manyhands.cache.logprobs import part_of
 from manyhands.cache.pages import PagePool
@@ -91,12 +92,14 @@ class Scheduler:
         tokens_at_once: Callable[[int], int] = lambda num_tokens: num_tokens,
         is_known: Callable[[Step], bool] | None = None,
         lookahead: Lookahead | None = None,
+        check: Callable[[Step], None] | None = None,
     ) -> None:
         """`prompt_tokens` and `prompt_tokens_alone`: see `ModelSettings`; None: steps are fed whole, and as many as fit.
 
         `tokens_at_once`: how many of the tokens of a prompt, while no row writes, one pass is fed; a pass has room for them in any case.
         `is_known`: whether `predict` answers a step without a pass (`engine/speculation.py`); None: it never does.
         `lookahead`: `predict` asks for the `expected` steps of the next pass and begins it; None: it does not.
+        `check`: raises for a step that cannot be fed whole, before its first part is; None: `predict` alone says so.
         """
         self.inside = OneThread()
         self.lookahead = lookahead
@@ -106,6 +109,7 @@ class Scheduler:
         self._rows_told = self._rows_going_on = 0
         self.predict = predict
         self.is_known = is_known
+        self.check = check
         self.pool = pool
         self.max_tokens_per_pass = max_tokens_per_pass
         self.prompt_tokens = min(prompt_tokens or max_tokens_per_pass, max_tokens_per_pass)
@@ -115,6 +119,7 @@ class Scheduler:
         self.tokens_at_once = tokens_at_once
         self._least_part = -(-self.prompt_tokens // _LEAST_PART)
         self.usage_of_each = usage_of_each
+        self._num_passes = 0
         queues = new_queues()
         self.preemption = Preemption(pool, rebuild, overcommit, queues)
         self._waiting = queues[RunState.WAITING]
@@ -294,12 +299,13 @@ class Scheduler:
         for run, step in steps:
             size = _num_tokens(step)
             beside = size - len(step.rows)
-            is_long = beside > 0 and num_tokens + queued + beside > self.prompt_tokens
+            in_front = num_tokens + (0 if run.num_passes else queued)
+            is_long = beside > 0 and in_front + beside > self.prompt_tokens
             if is_long and len(prompts) == _MOST_PROMPTS:
                 continue
             if is_long:
                 prompts.append((run, step))
-                # Short ones that come behind it wait for their turns, but not for that of a book.
+                # Short prompts that come behind it wait for their turns, but not for that of a book.
                 queued += 0 if self._is_book(step) else min(beside, self.prompt_tokens)
             else:
                 room = self.max_tokens_per_pass - (self._least_part if prompts else 0)
@@ -315,6 +321,12 @@ class Scheduler:
         is_none_long = max(_num_tokens(step) for _, step in new) <= self.prompt_tokens_alone
         if len(new) == len(ready) + len(prompts) and is_none_long:
             return self._prompts(new, num_writing=0), is_full
+        # What came in front of the first prompt did not know of it. One run that leaves no room takes turns with prompts.
+        while ready and num_tokens + self._least_part > self.max_tokens_per_pass:
+            if len(ready) == 1 and self._num_passes % 2:
+                break
+            num_tokens -= _num_tokens(ready.pop()[1])
+            is_full = True
         return ready + self._prompts(prompts, num_writing=num_tokens), is_full
 
     def _going_on(self) -> list[_Ready]:
@@ -352,6 +364,10 @@ class Scheduler:
     def is_one_asked(self) -> bool:
         """Whether one run alone takes part in the pass that goes on."""
         return self._asked is not None and len(self._asked) == 1
+
+    def lengths_before(self) -> dict[Block, int]:
+        """Of all blocks to which a part of a step was fed, how long they were before."""
+        return {block: size for run in self._running for block, size in run.lengths.items()}
 
     def expected(self, *, of_one: bool = False) -> list[Expected]:
         """The steps of the next pass, as far as they are known or likely while this one is made.
@@ -429,7 +445,8 @@ class Scheduler:
             room -= _num_tokens(part)
         if book is not None:
             run, step = book
-            fed.append((run, first_part(step, of_book if num_writing else of_book + room) or step))
+            size = of_book if num_writing else of_book + max(0, room)
+            fed.append((run, first_part(step, size) or step))
         return fed
 
     def _is_book(self, step: Step) -> bool:
@@ -461,20 +478,14 @@ class Scheduler:
                 run, num_held = max(beyond, key=lambda each: each[1])
                 told.append(run)
                 ready = [each for each in ready if each[0] is not run]
-                self._fail(run, _beyond_its_bound(run, num_held, self.pool))
+                run.fail_step(_beyond_its_bound(run, num_held, self.pool), self.pool)
                 self._sweep()
             ready = [each for each in ready if each[0].state is RunState.RUNNING]
         if len(ready) == 1:
-            self._fail(ready[0][0], problem)
+            ready[0][0].fail_step(problem, self.pool)
         else:  # find out whose it is; nothing has changed yet
             for each in ready:
                 self._answer([each] if each[0].state is RunState.RUNNING else [])
-
-    def _fail(self, run: Run, problem: ManyhandsError) -> None:
-        """A step fails as a whole: what was fed of it before is taken off its blocks."""
-        for block, size in run.lengths.items():
-            self.pool.shorten(block, size)
-        run.fail(problem)
 
     def _beyond_their_bounds(
         self, ready: Sequence[_Ready], told: Sequence[Run]
@@ -509,10 +520,15 @@ class Scheduler:
 
     def _pass(self, ready: Sequence[_Ready]) -> None:
         """One forward pass over the rows of all of them; their tokens wait to be told."""
+        if self.check is not None:
+            for run, fed in ready:
+                if run.step is not None and run.step is not fed and not run.lengths:
+                    self.check(run.step)
         step = ready[0][1]
         if len(ready) > 1:
             step = Step([row for _, step in ready for row in step.rows])
         self.pool.chosen = None
+        self._num_passes += 1
         self._asked = ready
         self._take(self.predict(step))
 

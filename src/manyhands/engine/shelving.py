@@ -18,6 +18,7 @@ Each sheet becomes a block whole or not at all: its room is a promise (`cache/pa
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,12 +45,13 @@ _SAVED_AT_ONCE = 4  # sheets of these that are copied before one pass
 
 @dataclass(frozen=True)
 class _Unsaved:
-    """A prompt of which something is not saved, and the numbers of its sheets that are still to be tried."""
+    """A prompt of which something is not saved, the numbers of its sheets that are still to be tried, and when it was used."""
 
     tokens: Tokens
     tenant: str | None
     names: list[str]
     numbers: deque[int]
+    used: int  # nanoseconds
 
 
 class Shelving:
@@ -97,7 +99,9 @@ class Shelving:
         unsaved = [n for n in self.sheets.unsaved(names) if names[n] not in self._waiting]
         if not unsaved:
             return
-        left = _Unsaved(tokens, tenant, names, deque(unsaved))
+        # Those in front of them count as used later, for without them these are never found.
+        left = _Unsaved(tokens, tenant, names, deque(unsaved), time.time_ns())
+        self.sheets.num_saved(names)
         self._save(left, path, len(unsaved))
         if left.numbers:
             self._waiting.update(names[number] for number in left.numbers)
@@ -125,7 +129,7 @@ class Shelving:
                 parts = [places_of(block, 0, block.num_tokens, self._pool) for block in path]
                 places = Places(*(np.concatenate(each) for each in zip(*parts, strict=True)))
             own = Places(places.slots[here], places.offsets[here])
-            self.sheets.save(left.names[number], own, number)
+            self.sheets.save(left.names[number], own, number, left.used)
             left.numbers.popleft()
             self._waiting.discard(left.names[number])
             most -= 1

@@ -422,6 +422,9 @@ def _routes(router: Any, routing: Routing, x: Tensor) -> bool:
     is_wide = routing.is_wide and weight.dtype == torch.float32 and weight.is_contiguous()
     if not (_is_for(x) if is_wide else _is_for(x, weight)):
         return False
+    bias = routing.bias_of(router)
+    if bias is not None and not bias.is_contiguous():
+        return False
     from manyhands.model.kernels import experts as own
 
     return len(weight) <= own.MOST_EXPERTS and routing.chosen <= own.MOST_CHOSEN
@@ -431,7 +434,9 @@ def _knows(stack: Any, x: Tensor) -> bool:
     """Whether our kernels know such x and the weights of a stack."""
     if isinstance(stack, Mxfp4Stack):
         return stack.is_for(x)
-    return _is_for(x, *(getattr(stack, name) for name in _WEIGHTS))
+    biases = (getattr(stack, f"{name}_bias", None) for name in _WEIGHTS)
+    lie_whole = all(each is None or each.is_contiguous() for each in biases)
+    return lie_whole and _is_for(x, *(getattr(stack, name) for name in _WEIGHTS))
 
 
 def _is_for(x: Tensor, *weights: Tensor) -> bool:

@@ -298,7 +298,9 @@ def _fuse_norms(model: nn.Module) -> int:
         for name, child in list(holder.named_children()):
             found = norm_form(child)
             weight: Any = getattr(child, "weight", None)
-            if found is not None and weight.dtype == getattr(model, "dtype", weight.dtype):
+            if found is None or not weight.is_contiguous():
+                continue
+            if weight.dtype == getattr(model, "dtype", weight.dtype):
                 setattr(holder, name, Norm(weight, *found))
                 count += 1
     return count

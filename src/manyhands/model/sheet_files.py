@@ -21,7 +21,9 @@ files, the engine's thread wakes up milliseconds late (the suspect is the system
 of four megabytes have neither fault, and a quarter of the processors reads nothing.
 
 The sheets that were used least recently are removed when the folder would grow beyond its limit. Of one chain the
-last sheets are the oldest, since without those before them they are never found.
+last sheets are the oldest, since without those before them they are never found: a chain has one time, whenever its
+sheets are written. Files with other names are somebody else's, are not counted, and stay: a folder may be given in which
+models lie, too.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -53,6 +56,8 @@ from manyhands.model.landings import Landing, Landings, SheetPart, checksum
 LOG = logging.getLogger("manyhands.cache")
 VERSION = "2"  # of what stands in a file
 _SUFFIX, _UNFINISHED = ".safetensors", ".part"
+# Digests, which nothing else in the folder has for a name.
+_MODEL, _SHEET = re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{64}")
 _STALE = 600  # seconds without a byte after which an unfinished file is a dead writer's
 _MOST_READERS = 16
 _AT_ONCE = 4 << 20  # bytes that a reader asks for
@@ -63,7 +68,10 @@ _MOST_HEADER = 1 << 16  # bytes, as a rule
 _MUCH_TOO_LONG = 1 << 20  # bytes beyond what a sheet has: such a file is none, and is not read
 _MOST_PIECES = 128  # of the host's memory; short sheets have enough with fewer bytes
 # Of a file that is torn, damaged or something else, or for which the host has no memory.
-_UNUSABLE = (OSError, ValueError, KeyError, TypeError, RecursionError, MemoryError)
+_UNUSABLE = (
+    *(OSError, ValueError, KeyError, TypeError, OverflowError),
+    *(RecursionError, MemoryError),
+)
 # As safetensors calls them.
 _DTYPES = {
     torch.bfloat16: "BF16",
@@ -201,12 +209,11 @@ class SheetFiles:
         with self._lock:
             return sum(self._waiting.values()) + num_bytes <= self.most_waiting
 
-    def write(self, name: str, taken: Taken, order: int) -> None:
-        """Have a sheet written. `order` is its number in the chain."""
+    def write(self, name: str, taken: Taken, order: int, used: int) -> None:
+        """Have a sheet written. `order` is its number in the chain, which was `used` at these nanoseconds of `time.time_ns`."""
         with self._lock:
             self._waiting[name] = taken.num_bytes
-        written_at = time.time_ns() - _ORDER * order
-        self._writer.submit(self._write, name, taken, written_at)
+        self._writer.submit(self._write, name, taken, used - _ORDER * order)
 
     def flush(self) -> None:
         """Wait until all that was taken is written."""
@@ -444,7 +451,7 @@ def _sweep(folder: Path) -> None:
     dead = time.time() - _STALE
     for path in folder.glob(f"*/.*{_UNFINISHED}"):
         with suppress(OSError):
-            if path.stat().st_mtime < dead:
+            if _MODEL.fullmatch(path.parent.name) and path.stat().st_mtime < dead:
                 path.unlink()
 
 
@@ -457,6 +464,8 @@ def _files(folder: Path) -> list[tuple[int, int, str]]:
     """Of every sheet of every model: when it was used last, its bytes, its path."""
     found = []
     for path in folder.glob(f"*/*{_SUFFIX}"):
+        if not (_MODEL.fullmatch(path.parent.name) and _SHEET.fullmatch(path.stem)):
+            continue
         with suppress(FileNotFoundError):
             told = path.stat()
             found.append((told.st_mtime_ns, told.st_size, str(path)))

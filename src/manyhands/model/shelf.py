@@ -80,7 +80,7 @@ class MemoryShelf:
         return self.files.has_room(self._num_bytes)
 
     @torch.inference_mode()
-    def save(self, name: str, places: tuple[Ints, Ints], order: int) -> None:
+    def save(self, name: str, places: tuple[Ints, Ints], order: int, used: int) -> None:
         """See `Sheets.save`."""
         slots, offsets = places
         try:
@@ -95,7 +95,7 @@ class MemoryShelf:
             self.missed(1)
             return
         tensors = {**taken.tensors, _OFFSETS: torch.as_tensor(offsets)}
-        self.files.write(name, replace(taken, tensors=tensors), order)
+        self.files.write(name, replace(taken, tensors=tensors), order, used)
 
     def read_ahead(self, names: Sequence[str]) -> None:
         """See `Sheets.read_ahead`."""

@@ -119,11 +119,13 @@ class SkinnyLinear(nn.Linear):
 
 
 def fuse_linears(model: nn.Module) -> int:
-    """Replace every ordinary linear layer whose rows are aligned; how many those are."""
+    """Replace every ordinary linear layer whose rows are aligned and whose bias lies in one piece; how many those are."""
     count = 0
     for holder in list(model.modules()):
         for name, child in list(holder.named_children()):
-            if type(child) is nn.Linear and child.in_features % ALIGNED == 0:
+            if type(child) is not nn.Linear or child.in_features % ALIGNED:
+                continue
+            if child.bias is None or child.bias.is_contiguous():
                 setattr(holder, name, SkinnyLinear.of(child))
                 count += 1
     return count
