@@ -31,6 +31,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import math
+import os
 import threading
 import time
 import warnings
@@ -45,6 +46,7 @@ from typing import Any, NamedTuple
 from manyhands.cache.sheets import ShelfCounts
 from manyhands.cache.usage import Usage
 from manyhands.engine.loop import Packs, Pass, run_passes
+from manyhands.engine.one_process import OfOneProcess, check_process
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.run import Run, RunState, check_strategy
 from manyhands.errors import (
@@ -112,7 +114,7 @@ class Load:
     seconds_since_pass: float | None = None
 
 
-class Handle:
+class Handle(OfOneProcess):
     """A run of a service: its events, its end. Made by `Service.submit`; safe from any thread."""
 
     def __init__(
@@ -197,6 +199,7 @@ class Handle:
     async def __aiter__(self) -> AsyncIterator[Event]:
         """The same in asyncio. Leaving the iteration does not cancel the run."""
         position, is_last = 0, False
+        self._check_waits()
         with self._waking() as news:
             while not is_last:
                 news.clear()
@@ -255,7 +258,12 @@ class Handle:
         return self._log[-1].num_events if self._log else 0
 
     def _check_waits(self) -> None:
-        """Raise InvalidRequest in the thread that makes the passes, if the run is not done: it would wait for itself."""
+        """Raise InvalidRequest in the thread that makes the passes, if the run is not done: it would wait for itself.
+
+        In a fork of the process, too, for that thread is not there.
+        """
+        if not self.done:
+            self._service.check_process()
         if not self.done and self._service.is_own_thread:
             raise InvalidRequest(
                 "a run was waited for in the thread that makes its passes, as by a strategy of the same service",
@@ -263,6 +271,7 @@ class Handle:
             )
 
     async def _ended(self) -> Answer:
+        self._check_waits()
         with self._waking() as news:
             while not self.done:
                 await news.wait()
@@ -308,7 +317,7 @@ class Handle:
         del self._log[:at]
 
 
-class Service:
+class Service(OfOneProcess):
     """Runs an engine in a thread of its own, from now until `close`. See the head of this file."""
 
     def __init__(
@@ -328,6 +337,7 @@ class Service:
         self.max_waiting = whole_number("max_waiting", max_waiting, 0)
         self.max_events = whole_number("max_events", max_events, 1)
         self._engine = engine
+        self._process = os.getpid()
         self._changed = threading.Condition()
         self._waiting: OrderedDict[Handle, Strategy] = OrderedDict()
         self._live: set[Handle] = set()
@@ -352,6 +362,7 @@ class Service:
 
         `lifecycle`: its events also tell what the engine does with it (`events.py::EngineEvent`). Raises Busy when there are too many runs, ServiceStopped when the service takes no more.
         """
+        self.check_process()
         check_strategy(strategy)
         if deadline is not None:
             deadline = _seconds_to_end(deadline)
@@ -375,6 +386,10 @@ class Service:
     def is_own_thread(self) -> bool:
         """Whether the caller is the thread that makes the passes."""
         return threading.current_thread() is self._thread
+
+    def check_process(self) -> None:
+        """Raise InvalidRequest in a fork of the process: the thread that makes the passes is not there."""
+        check_process(self._process, "the service")
 
     @property
     def is_broken(self) -> bool:
@@ -429,10 +444,14 @@ class Service:
     def close(self, drain: float = 0.0) -> None:
         """Take no more runs, let those there are go on for `drain` seconds, then cancel them.
 
-        Returns when the thread has ended. A pass that lasts longer than a minute is left behind. InvalidRequest for a
+        Returns when the thread has ended, and in a fork of the process at once, where nothing is closed. A pass that lasts longer
+        than a minute is left behind. InvalidRequest for a
         `drain` that is no number of seconds, and then nothing is closed.
         """
         wait = lock_wait(seconds_of("drain", drain))
+        if os.getpid() != self._process:  # the thread is the original's, and a lock may be held for good
+            atexit.unregister(self.close)
+            return
         with self._changed:
             self._takes_runs = False
             self._changed.notify_all()
