@@ -28,7 +28,7 @@ pytestmark = [
 
 
 def told_in_a_fork(calls: list[Callable[[], object]]) -> list[str]:
-    """What each call says in a fork of this process; a call that waits is found out after 20 s."""
+    """The outcome of each call in a fork of this process; a call that waits is found out after 20 s."""
     there, here = multiprocessing.Pipe()
 
     def told(end: Connection) -> None:
@@ -88,7 +88,7 @@ def test_a_service_and_its_runs_are_not_waited_for_in_a_fork() -> None:
             lambda: list(running),
             lambda: asyncio.run(awaited()),
             lambda: asyncio.run(listened()),
-            lambda: (over.result().text, service.close()),  # what is known is known there too
+            lambda: (over.result().text, service.close()),  # an outcome is known there, too
         ]
         *refused, known = told_in_a_fork(calls)
         for said in refused:
@@ -103,5 +103,5 @@ def test_nothing_of_one_process_is_pickled_or_copied() -> None:
         for thing in (engine, service, service.submit(counting((5,), 2))):
             for way in (pickle.dumps, copy.copy, copy.deepcopy):
                 with pytest.raises(InvalidRequest, match="pickled or copied") as told:
-                    way(thing)  # type: ignore[operator]
+                    way(thing)
                 assert "in each process" in told.value.hint

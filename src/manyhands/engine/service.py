@@ -318,7 +318,10 @@ class Handle(OfOneProcess):
 
 
 class Service(OfOneProcess):
-    """Runs an engine in a thread of its own, from now until `close`. See the head of this file."""
+    """Runs an engine in a thread of its own, from now until `close`. See the head of this file.
+
+    Raises InvalidRequest for what is no engine, and for one that another thread is inside of, as that of another service.
+    """
 
     def __init__(
         self,
@@ -352,7 +355,11 @@ class Service(OfOneProcess):
         self._num_passes = 0
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="manyhands-service", daemon=True)
+        self._has_begun = threading.Event()  # the thread is inside the engine, or was refused
         self._thread.start()
+        self._has_begun.wait()
+        if isinstance(self._error, InvalidRequest):
+            raise self._error
         atexit.register(self.close)
 
     def submit(
@@ -449,7 +456,9 @@ class Service(OfOneProcess):
         `drain` that is no number of seconds, and then nothing is closed.
         """
         wait = lock_wait(seconds_of("drain", drain))
-        if os.getpid() != self._process:  # the thread is the original's, and a lock may be held for good
+        if (
+            os.getpid() != self._process
+        ):  # the thread is the original's, and a lock may be held for good
             atexit.unregister(self.close)
             return
         with self._changed:
@@ -477,6 +486,7 @@ class Service(OfOneProcess):
     def _work(self) -> None:
         try:
             with self._engine.inside:
+                self._has_begun.set()
                 while self._wait_for_runs():
                     with closing(run_passes(self._engine, self._take, self.max_live)) as passes:
                         for each in passes:
@@ -487,6 +497,7 @@ class Service(OfOneProcess):
                 self._error = error
         finally:
             self._end_all()
+            self._has_begun.set()
 
     def _wait_for_runs(self) -> bool:
         """Sleep until there is a run; False when there will be no more."""
