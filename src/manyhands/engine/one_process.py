@@ -18,9 +18,23 @@ _HINT = (
 )
 
 
+class Here:
+    """The number of this process: looked at once, and anew in a fork, for an engine's door compares it at every call."""
+
+    number = os.getpid()
+
+
+def _look() -> None:
+    Here.number = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_look)
+
+
 def check_process(process: int, what: str) -> None:
     """Raise InvalidRequest in a fork of the process with this number, which made `what`."""
-    if (here := os.getpid()) != process:
+    if (here := Here.number) != process:
         raise InvalidRequest(
             f"{what} was made by process {process} and is used in process {here}, a fork of it; expected the process that made it",
             hint=_HINT,

@@ -9,10 +9,9 @@ is told as well (`one_process.py`).
 
 from __future__ import annotations
 
-import os
 from threading import RLock, current_thread
 
-from manyhands.engine.one_process import check_process
+from manyhands.engine.one_process import Here, check_process
 from manyhands.errors import InvalidRequest
 
 
@@ -23,10 +22,11 @@ class OneThread:
 
     def __init__(self) -> None:
         self._lock = RLock()
-        self._process = os.getpid()
+        self._process = Here.number
 
     def __enter__(self) -> None:
-        check_process(self._process, "the engine")
+        if Here.number != self._process:
+            check_process(self._process, "the engine")
         if not self._lock.acquire(blocking=False):
             raise InvalidRequest(
                 f"the engine was called by the thread {current_thread().name!r} while another thread is inside",

@@ -31,7 +31,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import math
-import os
 import threading
 import time
 import warnings
@@ -46,7 +45,7 @@ from typing import Any, NamedTuple
 from manyhands.cache.sheets import ShelfCounts
 from manyhands.cache.usage import Usage
 from manyhands.engine.loop import Packs, Pass, run_passes
-from manyhands.engine.one_process import OfOneProcess, check_process
+from manyhands.engine.one_process import Here, OfOneProcess, check_process
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.run import Run, RunState, check_strategy
 from manyhands.errors import (
@@ -340,7 +339,7 @@ class Service(OfOneProcess):
         self.max_waiting = whole_number("max_waiting", max_waiting, 0)
         self.max_events = whole_number("max_events", max_events, 1)
         self._engine = engine
-        self._process = os.getpid()
+        self._process = Here.number
         self._changed = threading.Condition()
         self._waiting: OrderedDict[Handle, Strategy] = OrderedDict()
         self._live: set[Handle] = set()
@@ -456,9 +455,8 @@ class Service(OfOneProcess):
         `drain` that is no number of seconds, and then nothing is closed.
         """
         wait = lock_wait(seconds_of("drain", drain))
-        if (
-            os.getpid() != self._process
-        ):  # the thread is the original's, and a lock may be held for good
+        # In a fork the thread is not there, and a lock may be held for good.
+        if Here.number != self._process:
             atexit.unregister(self.close)
             return
         with self._changed:
