@@ -363,3 +363,34 @@ def test_limits_of_other_libraries_are_pythons_own() -> None:
     open_files: Any = np.int64(60)
     with Sandbox("operator:add", Limits(seconds, open_files=open_files)) as sandbox:
         assert sandbox.run(1, 2) == Returned(3)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # for threads, by later Pythons
+def test_a_fork_of_the_caller_leaves_its_process_alone(tmp_path: Path) -> None:
+    """Its end would have killed the call under way; and it would have read the answers of the original's."""
+    there = tmp_path / "there"
+    with Sandbox(f"{HERE}:evaluate", PATIENT) as sandbox:
+        here = sandbox.run("os.getpid()")
+        if not (fork := os.fork()):
+            try:
+                own = sandbox.run("os.getpid()")
+                assert sandbox._end is not None
+                sandbox._end()  # as at its end
+                sandbox._child = None
+                gc.collect()
+                there.write_text(repr(own != here and isinstance(own, Returned)))
+            finally:
+                os._exit(0)
+        os.waitpid(fork, 0)
+        assert there.read_text() == "True"
+        assert sandbox.run("os.getpid()") == here
+
+    with Sandbox(f"{HERE}:evaluate", PATIENT) as sandbox:
+        here = sandbox.run("os.getpid()")
+        if not (fork := os.fork()):
+            try:
+                sandbox.close()
+            finally:
+                os._exit(0)
+        os.waitpid(fork, 0)
+        assert sandbox.run("os.getpid()") == here

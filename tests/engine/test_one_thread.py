@@ -102,3 +102,14 @@ def test_a_service_keeps_its_engine_until_it_is_closed() -> None:
         assert service.error is None
         service.submit(counting((5,), 2)).result()
     engine.run(counting((5,), 2))
+
+
+def test_a_second_service_of_an_engine_is_refused_when_it_is_made() -> None:
+    """It was made, and broken: the first run that came to it was told so."""
+    engine = small_engine(16384)
+    for _ in range(20):  # whichever thread comes first
+        with Service(engine) as service:
+            with pytest.raises(InvalidRequest, match="while another thread is inside"):
+                Service(engine)
+            assert service.submit(counting((5,), 2)).result()
+    assert engine.run(counting((5,), 2))

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from manyhands.cache.block import Block
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
 from manyhands.errors import ManyhandsError
 from manyhands.evaluation.candidates import Answered, Asked, MethodCandidate, check_endpoint
 from manyhands.evaluation.sitting import Sitting, sit
+from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.events import Snapshot, TokenWritten, WorkerJoined
 from manyhands.strategies.hogwild import hogwild
@@ -14,13 +20,12 @@ from manyhands.strategies.methods import METHODS
 from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.settings import EndSettings, SoloSettings, TeamSettings
 from manyhands.tasks.task import Sample
+from manyhands.text import Text
 from tests.evaluation.doubles import Doubles
 from tests.evaluation.small import TEXT, engine
 
 
 def candidate(settings: SoloSettings, concurrency: int = 3, **more: object) -> MethodCandidate:
-    from manyhands.prompts.hogwild import TeamPrompt
-
     method = METHODS["sequential"]
     prompt = TeamPrompt()
     spec = RunSpec(method, settings, prompt)
@@ -122,3 +127,25 @@ def test_what_an_endpoint_cannot_do() -> None:
         check_endpoint("hogwild", (64,))
     with pytest.raises(ManyhandsError, match="2 budgets"):
         check_endpoint("sequential", (32, 64))
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_strategy_that_tells_nothing_is_charged_all_the_same(counts: bool) -> None:
+    """One of a reader's own: it reports no token, and may leave its passes uncounted."""
+
+    def quiet(question: object, text: Text, *given: object, context: int | None = None) -> Strategy:
+        view, feed = View([Block()]), text.encode("So")
+        for _ in range(6):
+            (token,) = yield Step([Row(view, feed)])
+            feed = (token,)
+        return Answer("2", "2", "answer", forward_passes=6 if counts else 0, tokens=(6,))
+
+    method = replace(METHODS["sequential"], name="quiet", make=quiet)
+    spec = RunSpec(method, SoloSettings(budget=9, snapshots=(4, 6)), TeamPrompt())
+    answered = all_answered(MethodCandidate(engine(), TEXT, spec), 1)["d1"]
+    assert answered.answers == {4: None, 6: "2", 9: "2"}  # nothing was known at 4
+    assert answered.forward_passes == 6
+    assert answered.spent[4] == {"passes": 4, "tokens": None, "seconds": None}
+    for budget in (6, 9):
+        assert answered.spent[budget]["passes"] == answered.spent[budget]["tokens"] == 6
+        assert (answered.spent[budget]["seconds"] or 0) > 0

@@ -221,6 +221,9 @@ def test_what_makes_no_run_is_refused() -> None:
         ({"method": None}, "the method of a run is of type NoneType"),
         ({"method": "hogwild"}, "the method of a run is of type str"),
         ({"settings": None}, "expected TeamSettings"),
+        ({"settings": SoloSettings()}, "of type SoloSettings; expected TeamSettings"),
+        ({"prompt": None}, "the words of a run are of type NoneType; expected TeamPrompt"),
+        ({"prompt": BranchPrompt()}, "of type BranchPrompt; expected TeamPrompt"),
         ({"problem": None}, "the problem of a conversation is of type NoneType"),
         ({"earlier": ("x",)}, "a list of messages was expected"),
     ):

@@ -42,6 +42,7 @@ from manyhands.cache.usage import Usage, usage_of, usage_of_each
 from manyhands.engine.executor import Executor, LocalExecutor, ModelFacts
 from manyhands.engine.lookahead import Ahead, Begun, Lookahead
 from manyhands.engine.loop import run_passes
+from manyhands.engine.one_process import OfOneProcess
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.past import Past
 from manyhands.engine.ranks.executor import RankedExecutor
@@ -77,10 +78,11 @@ _Counted = tuple[Plan, list[tuple[int, bool]], Usage]
 _IN_VAIN = (0, False)  # a row of a pass that was begun ahead, which no run asked for
 
 
-class Engine:
+class Engine(OfOneProcess):
     """One model, one memory, any number of runs. One thread drives it; a `Service` takes runs from any thread.
 
-    A call from a second thread while one is inside is refused (InvalidRequest), and the one inside goes on.
+    A call from a second thread while one is inside is refused (InvalidRequest), and the one inside goes on. So is one from a
+    fork of the process, and a pickle of an engine: `one_process.py`.
 
     The engine decides in integers: it plans steps, admits and preempts runs. Network and memory belong to
     its `executor` (`engine/executor.py`), and what is true of them stands in `facts`.

@@ -45,6 +45,7 @@ from typing import Any, NamedTuple
 from manyhands.cache.sheets import ShelfCounts
 from manyhands.cache.usage import Usage
 from manyhands.engine.loop import Packs, Pass, run_passes
+from manyhands.engine.one_process import Here, OfOneProcess, check_process
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.run import Run, RunState, check_strategy
 from manyhands.errors import (
@@ -112,7 +113,7 @@ class Load:
     seconds_since_pass: float | None = None
 
 
-class Handle:
+class Handle(OfOneProcess):
     """A run of a service: its events, its end. Made by `Service.submit`; safe from any thread."""
 
     def __init__(
@@ -197,6 +198,7 @@ class Handle:
     async def __aiter__(self) -> AsyncIterator[Event]:
         """The same in asyncio. Leaving the iteration does not cancel the run."""
         position, is_last = 0, False
+        self._check_waits()
         with self._waking() as news:
             while not is_last:
                 news.clear()
@@ -255,7 +257,12 @@ class Handle:
         return self._log[-1].num_events if self._log else 0
 
     def _check_waits(self) -> None:
-        """Raise InvalidRequest in the thread that makes the passes, if the run is not done: it would wait for itself."""
+        """Raise InvalidRequest in the thread that makes the passes, if the run is not done: it would wait for itself.
+
+        In a fork of the process, too, for that thread is not there.
+        """
+        if not self.done:
+            self._service.check_process()
         if not self.done and self._service.is_own_thread:
             raise InvalidRequest(
                 "a run was waited for in the thread that makes its passes, as by a strategy of the same service",
@@ -263,6 +270,7 @@ class Handle:
             )
 
     async def _ended(self) -> Answer:
+        self._check_waits()
         with self._waking() as news:
             while not self.done:
                 await news.wait()
@@ -308,8 +316,11 @@ class Handle:
         del self._log[:at]
 
 
-class Service:
-    """Runs an engine in a thread of its own, from now until `close`. See the head of this file."""
+class Service(OfOneProcess):
+    """Runs an engine in a thread of its own, from now until `close`. See the head of this file.
+
+    Raises InvalidRequest for what is no engine, and for one that another thread is inside of, as that of another service.
+    """
 
     def __init__(
         self,
@@ -328,6 +339,7 @@ class Service:
         self.max_waiting = whole_number("max_waiting", max_waiting, 0)
         self.max_events = whole_number("max_events", max_events, 1)
         self._engine = engine
+        self._process = Here.number
         self._changed = threading.Condition()
         self._waiting: OrderedDict[Handle, Strategy] = OrderedDict()
         self._live: set[Handle] = set()
@@ -342,7 +354,11 @@ class Service:
         self._num_passes = 0
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="manyhands-service", daemon=True)
+        self._has_begun = threading.Event()  # the thread is inside the engine, or was refused
         self._thread.start()
+        self._has_begun.wait()
+        if isinstance(self._error, InvalidRequest):
+            raise self._error
         atexit.register(self.close)
 
     def submit(
@@ -352,6 +368,7 @@ class Service:
 
         `lifecycle`: its events also tell what the engine does with it (`events.py::EngineEvent`). Raises Busy when there are too many runs, ServiceStopped when the service takes no more.
         """
+        self.check_process()
         check_strategy(strategy)
         if deadline is not None:
             deadline = _seconds_to_end(deadline)
@@ -375,6 +392,10 @@ class Service:
     def is_own_thread(self) -> bool:
         """Whether the caller is the thread that makes the passes."""
         return threading.current_thread() is self._thread
+
+    def check_process(self) -> None:
+        """Raise InvalidRequest in a fork of the process: the thread that makes the passes is not there."""
+        check_process(self._process, "the service")
 
     @property
     def is_broken(self) -> bool:
@@ -429,10 +450,15 @@ class Service:
     def close(self, drain: float = 0.0) -> None:
         """Take no more runs, let those there are go on for `drain` seconds, then cancel them.
 
-        Returns when the thread has ended. A pass that lasts longer than a minute is left behind. InvalidRequest for a
+        Returns when the thread has ended, and in a fork of the process at once, where nothing is closed. A pass that lasts longer
+        than a minute is left behind. InvalidRequest for a
         `drain` that is no number of seconds, and then nothing is closed.
         """
         wait = lock_wait(seconds_of("drain", drain))
+        # In a fork the thread is not there, and a lock may be held for good.
+        if Here.number != self._process:
+            atexit.unregister(self.close)
+            return
         with self._changed:
             self._takes_runs = False
             self._changed.notify_all()
@@ -458,6 +484,7 @@ class Service:
     def _work(self) -> None:
         try:
             with self._engine.inside:
+                self._has_begun.set()
                 while self._wait_for_runs():
                     with closing(run_passes(self._engine, self._take, self.max_live)) as passes:
                         for each in passes:
@@ -468,6 +495,7 @@ class Service:
                 self._error = error
         finally:
             self._end_all()
+            self._has_begun.set()
 
     def _wait_for_runs(self) -> bool:
         """Sleep until there is a run; False when there will be no more."""

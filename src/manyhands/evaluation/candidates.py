@@ -156,14 +156,17 @@ class MethodCandidate:
             answer=answer.answer,
             text=answer.text,
             finish_reason=answer.finish_reason,
-            forward_passes=answer.forward_passes if sitting.answer else sitting.passes,
+            forward_passes=answer.forward_passes or sitting.charged,
             extra_passes=answer.extra_passes,
             tokens=answer.tokens if sitting.answer else (sitting.num_tokens,),
             seconds=sitting.seconds,
-            # A run that was over before a budget has its final answer there.
-            answers={b: answer.snapshots.get(b, answer.answer) for b in budgets},
+            # A run that was over before a budget has its final answer there; one that went on and took no snapshot, none.
+            answers={
+                b: answer.snapshots.get(b, answer.answer if sitting.charged <= b else None)
+                for b in budgets
+            },
             spent={
-                b: {"passes": p, "tokens": t, "seconds": round(s, 4)}
+                b: {"passes": p, "tokens": t, "seconds": None if s is None else round(s, 4)}
                 for b, (p, t, s) in spent.items()
             },
             memory=sitting.memory,

@@ -39,7 +39,8 @@ class Sitting:
     answer: Answer | None = None
     error: ManyhandsError | None = None
     seconds: float = 0.0
-    passes: int = 0
+    passes: int = 0  # the newest of which a token was told
+    num_made: int = 0  # by the engine, prompt and ending included; known at the end
     tokens: dict[int, int] = field(default_factory=dict)  # worker -> how many
     spent: dict[int, tuple[int, float]] = field(default_factory=dict)  # pass -> tokens, seconds
     memory: dict[str, int] = field(default_factory=dict)
@@ -61,13 +62,27 @@ class Sitting:
         for event in events:
             self._take(event)
 
+    @property
+    def charged(self) -> int:
+        """The passes of the work, told or not: a strategy of one's own may report no token, and even count nothing."""
+        counted = 0 if self.answer is None else self.answer.forward_passes
+        return max(self.passes, counted) or self.num_made
+
     def end(self) -> None:
         """No more passes will come. The last finisher and the reply are charged."""
         self.seconds += self._uncharged
         self._uncharged = 0.0
 
-    def spent_by(self, budget: int) -> tuple[int, int, float]:
-        """Passes, tokens and seconds spent when `budget` passes were; less if it ended before."""
+    def spent_by(self, budget: int) -> tuple[int, int | None, float | None]:
+        """Passes, tokens and seconds spent when `budget` passes were; less if it ended before.
+
+        Of a run that has told of no token, tokens and seconds are known for the end alone; None: not known.
+        """
+        if not self.spent and self.charged:
+            if budget < self.charged:
+                return budget, None, None
+            tokens = sum(self.answer.tokens) if self.answer is not None else 0
+            return self.charged, tokens or None, self.seconds
         reached = [at for at in self.spent if at <= budget]
         if budget >= self.passes:  # all of it, with what it took to end
             return self.passes, self.num_tokens, self.seconds
@@ -149,6 +164,7 @@ def _forget_peak(engine: Any) -> None:
 
 def _ended(sitting: Sitting, run: Run) -> Sitting:
     sitting.end()
+    sitting.num_made = run.num_passes
     try:
         sitting.answer = run.result()
     except ManyhandsError as error:

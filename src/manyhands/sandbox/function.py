@@ -57,7 +57,8 @@ _FRAME_BYTES = 4 * _TAIL_BYTES  # of a reply, around its value
 class Sandbox:
     """Calls one function under limits. One child at most; calls from several threads take turns.
 
-    A copy that travels to another process by pickle starts a child of its own there.
+    A copy that travels to another process by pickle starts a child of its own there, and so does a fork of the process: at its
+    end it leaves the original's alone.
     """
 
     def __init__(self, function: str, limits: Limits | None = None) -> None:
@@ -111,7 +112,7 @@ class Sandbox:
             self._stop()
 
     def _begun(self) -> _Child:
-        if self._child is None:
+        if self._child is None or self._child.caller != os.getpid():
             try:
                 self._child = _Child(self.function, self.limits)
             except (OSError, RuntimeError) as error:  # no process, or no thread beside it
@@ -147,6 +148,7 @@ class _Child:
 
     def __init__(self, function: str, limits: Limits) -> None:
         self.limits = limits
+        self.caller = os.getpid()
         self.printed = bytearray()  # its end
         self.is_ready = False  # it has said that its function is imported
         self.is_spent = False  # no further call: it failed, or it started processes of its own
@@ -207,7 +209,9 @@ class _Child:
         return Returned(reply["value"])
 
     def kill(self) -> None:
-        """End it and every process that it started, and take its remains away."""
+        """End it and every process that it started, and take its remains away. In a fork of the caller: nothing, it is not its own."""
+        if os.getpid() != self.caller:
+            return
         self._kill_group()
         self._process.wait()
         with suppress(BrokenPipeError):  # a half-written request goes down with its reader

@@ -54,10 +54,16 @@ class RunSpec:
                 hint='Write METHODS["hogwild"], for instance.',
             )
         settings: object = self.settings
-        if not isinstance(settings, Settings):
+        if not isinstance(settings, method.settings):
             raise InvalidRequest(
                 f"the settings of a run are of type {type(settings).__name__}; expected {method.settings.__name__}",
                 hint=f"Write {method.settings.__name__}(...).",
+            )
+        table = TABLES.get(method.prompt)
+        if table is not None and not isinstance(self.prompt, table):
+            raise InvalidRequest(
+                f"the words of a run are of type {type(self.prompt).__name__}; expected {table.__name__}",
+                hint=f"Write engine.prompts.{method.prompt}, which the method {method.name!r} reads.",
             )
         _ = self.conversation  # one that cannot be refuses itself
 

@@ -203,6 +203,20 @@ def test_ctrl_c_at_any_moment_leaves_the_ranks_in_step(world: World, small: Path
     assert engine.run(counting(PROMPT, 12)).text == expected
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # for threads, by later Pythons
+def test_a_fork_of_rank_0_leaves_the_ranks_to_it(world: World, small: Path) -> None:
+    """As a fork that comes to its end does, whose exit runs what ends the original's ranks."""
+    engine = ranked(world, small, memory_tokens=512)
+    before = engine.run(counting(PROMPT, 8))
+    if not (fork := os.fork()):
+        try:
+            world.end()
+        finally:
+            os._exit(0)
+    os.waitpid(fork, 0)
+    assert engine.run(counting(PROMPT, 8)) == before
+
+
 def test_a_rank_that_is_killed_ends_all_with_one_error(world: World, small: Path) -> None:
     assert world.processes is not None
     engine = ranked(world, small, memory_tokens=2048)

@@ -71,6 +71,7 @@ class World:
         self, pipes: Sequence[Connection], device: str, processes: Processes | None = None
     ) -> None:
         self.size = len(pipes) + 1
+        self._process = os.getpid()
         self.processes = processes
         self.told = FirstEnd(pipes)
         self.lost: str | None = None
@@ -173,8 +174,11 @@ class World:
         return [found[rank] for rank in sorted(found)]
 
     def end(self) -> None:
-        """Let all others go; called twice it does the same as once. Longer than `LONGEST_END`, and the process ends."""
-        if self._is_ended:
+        """Let all others go; called twice it does the same as once. Longer than `LONGEST_END`, and the process ends.
+
+        A fork of this process, whose end comes here too, leaves them to the original.
+        """
+        if self._is_ended or os.getpid() != self._process:
             return
         self._is_ended = True
         force = threading.Timer(LONGEST_END, self._force)
