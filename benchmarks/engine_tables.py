@@ -149,6 +149,7 @@ def whole_prompts() -> str:
                     "" if model == last else model,
                     name,
                     *_until(ours, theirs, "ms_first"),
+                    *(_until(ours, theirs, "ms_mean") if are_many else [""] * 3),
                     *(_until(ours, theirs, "ms_last") if are_many else [""] * 3),
                     f"{gate['error']:.2g} ({gate['tolerance']:.2g})" if gate else "",
                     found["commit"],
@@ -156,16 +157,17 @@ def whole_prompts() -> str:
             )
             last = model
     head = ["network", "prompts", "this engine, ms to the first token (worst)", "vLLM", "ratio"]
+    head += ["of all, their mean, this engine", "vLLM", "ratio"]
     head += ["to the last one's, this engine", "vLLM", "ratio", "gate: error (allowed)", "commit"]
     return table(head, rows) if rows else NOTHING_YET
 
 
 def _until(ours: Result | None, theirs: Result | None, kind: str) -> list[str]:
-    """Median and worst of both, and vLLM's median over this engine's."""
-    shown = [
-        f"{line[kind]:.1f} ({line[f'{kind}_worst']:.1f})" if line else "" for line in (ours, theirs)
-    ]
-    return [*shown, f"{theirs[kind] / ours[kind]:.2f} ×" if ours and theirs else ""]
+    """Median and worst of both, and vLLM's median over this engine's; a file before 2026-11-29, night, has no means."""
+    both = [line if line and kind in line else None for line in (ours, theirs)]
+    shown = [f"{line[kind]:.1f} ({line[f'{kind}_worst']:.1f})" if line else "" for line in both]
+    here, there = both
+    return [*shown, f"{there[kind] / here[kind]:.2f} ×" if here and there else ""]
 
 
 def whole_prompts_starts() -> str:

@@ -463,12 +463,13 @@ def come(
     vocab_size: int,
     first_tokens: Callable[[list[Tokens], int], list[float]],
 ) -> dict[str, Any]:
-    """Milliseconds until the first row of a crowd has a token and until the last has one, each time that it comes to an idle engine.
+    """Milliseconds until the first row of a crowd has a token, until the last has one, and the mean over all rows, each time that it
+    comes to an idle engine.
 
     `first_tokens` is as `Watched` has it, of either engine. The prompts are others each time. Loaded objects are kept from
     the collector of garbage meanwhile, as the servers of both engines do for good.
     """
-    times: dict[str, list[float]] = {"all_ms_first": [], "all_ms_last": []}
+    times: dict[str, list[float]] = {"all_ms_first": [], "all_ms_last": [], "all_ms_mean": []}
     gc.collect()
     gc.freeze()
     try:
@@ -477,7 +478,8 @@ def come(
             time.sleep(_REST)
             seconds = first_tokens(prompts, crowd.tokens)
             assert len(seconds) == crowd.rows, "every row has a first token"
-            for kind, each in zip(times.values(), (seconds[0], seconds[-1]), strict=True):
+            told = seconds[0], seconds[-1], statistics.fmean(seconds)
+            for kind, each in zip(times.values(), told, strict=True):
                 kind.append(round(1e3 * each, 3))
     finally:
         gc.unfreeze()

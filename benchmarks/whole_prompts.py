@@ -13,7 +13,7 @@ its own, so no cache of prefixes has any of it. The situations:
     prompts at once         eight of 1 024 tokens come to an idle engine
 
 The time begins where the caller submits its first request and ends where it holds the first token of the first row, and
-of the last one. vLLM runs in an engine process of its own, which begins with the request that it gets first; this engine
+of the last one; and of each row, for their mean. vLLM runs in an engine process of its own, which begins with the request that it gets first; this engine
 begins when it is stepped, with as many of them as it reads in one pass. Neither is told how many tokens a pass may have: vLLM's default depends on
 the device and is told in the file (`tokens_of_a_pass`), as is this engine's. Graphs of vLLM are recorded for few rows
 alone; its default ones end at 512 tokens, below every prompt here. Each situation comes twice without being counted, to compile and to
@@ -158,7 +158,7 @@ class WholePrompts(BesideVllm):
     def _add(self, **line: Any) -> None:
         """The times of a situation, and of those that count the median and the worst."""
         middle = {}
-        for kind in ("ms_first", "ms_last"):
+        for kind in ("ms_first", "ms_last", "ms_mean"):
             counted = line[f"all_{kind}"][NOT_COUNTED:]
             middle[kind] = round(statistics.median(counted), 3)
             middle[f"{kind}_worst"] = max(counted)

@@ -66,6 +66,7 @@ def test_both_engines_are_timed_with_all_networks(
     for line in found["prompts"]:
         assert len(line["all_ms_first"]) == len(line["all_ms_last"]) == 3
         assert line["ms_first"] == line["ms_first_worst"] == line["all_ms_first"][2]
+        assert line["ms_first"] <= line["ms_mean"] <= line["ms_last"]
         assert 0 < line["ms_first"] <= line["ms_last"]
     assert [(line["model"], line["name"]) for line in found["gates"]] == [
         (m, n) for m in models for n in NAMES
@@ -212,7 +213,11 @@ def test_a_crowd_comes_to_an_idle_engine(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(time, "sleep", lambda seconds: told.append(seconds))
     line = come(Crowd("2 of 5", 2, (5, 5), 7, is_shared=False), 2, 100, submit)
     assert told == [vllm_process._REST, (2, 7)] * 2
-    times = {"all_ms_first": [250.0, 250.0], "all_ms_last": [500.0, 500.0]}
+    times = {
+        "all_ms_first": [250.0, 250.0],
+        "all_ms_last": [500.0, 500.0],
+        "all_ms_mean": [375.0, 375.0],
+    }
     assert line == {"name": "2 of 5", "rows": 2, "tokens": 5, **times}
     asked = Asked("there", "dummy", 100, whole_prompts.CROWDS, turns=7)
     assert Asked.read(asked.write(tmp_path / "asked.json")) == asked

@@ -185,7 +185,7 @@ def forget_loaded_kernels() -> None:
 
     gc.unfreeze()  # what was imported before the first test is not among the objects otherwise
     for each in gc.get_objects():
-        if isinstance(each, JITFunction):
+        if issubclass(type(each), JITFunction):  # `isinstance` asks some of torch's, which warn
             each.device_caches.clear()
 
 
