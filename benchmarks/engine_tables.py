@@ -163,7 +163,7 @@ def whole_prompts() -> str:
 
 
 def _until(ours: Result | None, theirs: Result | None, kind: str) -> list[str]:
-    """Median and worst of both, and vLLM's median over this engine's; a file before 2026-11-29, night, has no means."""
+    """Median and worst of both, and vLLM's median over this engine's; older files have no means."""
     both = [line if line and kind in line else None for line in (ours, theirs)]
     shown = [f"{line[kind]:.1f} ({line[f'{kind}_worst']:.1f})" if line else "" for line in both]
     here, there = both

@@ -302,8 +302,8 @@ def test_of_several_files_each_has_its_lines(
     )
     monkeypatch.setattr(performance, "RESULTS", tmp_path)
     assert engine_tables.whole_prompts().splitlines()[2:] == [
-        "| Qwen3-8B | 1 of 2 k | 40.0 (60.0) | 60.0 (90.0) | 1.50 × |  |  |  | 0.049 (0.12) | old |",
-        "| Qwen3-8B | 1 of 2 k | 30.0 (45.0) |  |  |  |  |  |  | new |",
-        "|  | 8 of 2 k | 50.0 (75.0) |  |  | 100.0 (150.0) |  |  |  | new |",
+        "| Qwen3-8B | 1 of 2 k | 40.0 (60.0) | 60.0 (90.0) | 1.50 × |  |  |  |  |  |  | 0.049 (0.12) | old |",
+        "| Qwen3-8B | 1 of 2 k | 30.0 (45.0) |  |  |  |  |  |  |  |  |  | new |",
+        "|  | 8 of 2 k | 50.0 (75.0) |  |  |  |  |  | 100.0 (150.0) |  |  |  | new |",
     ]
     assert engine_tables.whole_prompts_starts() == performance.NOTHING_YET
