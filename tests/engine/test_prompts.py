@@ -76,12 +76,14 @@ def test_one_prompt_is_fed_after_the_other_and_together_where_none_writes() -> N
 
 
 @pytest.mark.parametrize("size", [10, 30])
-def test_prompts_do_not_wait_for_a_book(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside rows that write, and the book goes on by a quarter of each pass at least."""
+def test_prompts_do_not_wait_for_a_very_long_one(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside rows that write, and the long one goes on by a quarter of each pass at least."""
 
-    def passes(book: int) -> tuple[int, int]:
+    def passes(times: int) -> tuple[int, int]:
         """Until a prompt of 100 tokens and a shorter one, which comes behind it, have their first tokens."""
-        monkeypatch.setattr(scheduler, "_BOOK", book)
+        monkeypatch.setattr(scheduler, "_VERY_LONG", times)
         engine = small_engine(prompt_tokens=16)
         runs = writers(engine, 1)
         both = engine.submit(counting(LONG, 2)), engine.submit(counting(OTHER[:size], 2))
@@ -95,46 +97,48 @@ def test_prompts_do_not_wait_for_a_book(size: int, monkeypatch: pytest.MonkeyPat
         assert both[1].result() == small_engine().run(counting(OTHER[:size], 2))
         return found[0], found[1]
 
-    long, short = passes(book=2)
+    long, short = passes(2)
     assert short == {10: 1, 30: 3}[size]
     assert long == {10: 8, 30: 9}[size]
-    one_after_the_other = passes(book=16)
+    one_after_the_other = passes(16)
     assert one_after_the_other[0] == 7, "control"
     assert one_after_the_other[1] > 7
 
 
-def test_a_book_goes_on_beside_ever_more_short_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "_BOOK", 2)
-    engine = small_engine(prompt_tokens=16)
-    runs = writers(engine, 1)
-    book, fed = engine.submit(counting(LONG, 2)), [0]
-    while sum(book.lengths.values()) < 60 and not book.num_passes:
-        runs.append(engine.submit(counting(OTHER[:17], 1)))
-        engine.step()
-        fed.append(sum(block.num_tokens for block in book.lengths))
-        assert len(fed) < 30
-        if fed[-1] > len(LONG) - 2 * 16:  # no book any more
-            break
-    assert {last - first for first, last in pairwise(fed[1:-1])} == {4}
-    finish(engine, book, *runs)
-    assert book.result() == small_engine().run(counting(LONG, 2))
-
-
-def test_short_prompts_beside_a_book_share_what_is_left_of_a_pass(
+def test_a_very_long_prompt_goes_on_beside_ever_more_short_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scheduler, "_BOOK", 1)
+    monkeypatch.setattr(scheduler, "_VERY_LONG", 2)
+    engine = small_engine(prompt_tokens=16)
+    runs = writers(engine, 1)
+    long, fed = engine.submit(counting(LONG, 2)), [0]
+    while sum(long.lengths.values()) < 60 and not long.num_passes:
+        runs.append(engine.submit(counting(OTHER[:17], 1)))
+        engine.step()
+        fed.append(sum(block.num_tokens for block in long.lengths))
+        assert len(fed) < 30
+        if fed[-1] > len(LONG) - 2 * 16:  # not very long any more
+            break
+    assert {last - first for first, last in pairwise(fed[1:-1])} == {4}
+    finish(engine, long, *runs)
+    assert long.result() == small_engine().run(counting(LONG, 2))
+
+
+def test_short_prompts_beside_a_very_long_one_share_what_is_left_of_a_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scheduler, "_VERY_LONG", 1)
     engine = small_engine(prompt_tokens=32)
     runs = writers(engine, 1)
-    book = engine.submit(counting(LONG, 2))
+    long = engine.submit(counting(LONG, 2))
     engine.step()
     short = [engine.submit(counting(OTHER[at : at + 5], 2)) for at in range(9)]
     before = engine.usage
     engine.step()
     assert [run.num_passes for run in short] == [1] * 7 + [0] * 2
     assert (engine.usage - before).tokens_fed == 1 + 6 * 5 + 5 + 8
-    finish(engine, book, *runs, *short)
-    assert book.result() == small_engine().run(counting(LONG, 2))
+    finish(engine, long, *runs, *short)
+    assert long.result() == small_engine().run(counting(LONG, 2))
 
 
 def test_short_prompts_that_come_at_once_are_read_as_whole_ones_are() -> None:
@@ -180,11 +184,11 @@ def test_prompts_that_wait_are_read_one_after_the_other() -> None:
     assert ends == [small_engine().run(counting(OTHER[at : at + 60], 2)) for at in range(6)]
 
 
-def test_a_run_that_comes_while_a_book_is_read_waits_for_a_part_of_it(
+def test_a_run_that_comes_while_a_very_long_prompt_is_read_waits_for_a_part_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also while no row writes: each pass reads as much as fits, and one more run may take part in the next."""
-    monkeypatch.setattr(scheduler, "_BOOK", 2)
+    monkeypatch.setattr(scheduler, "_VERY_LONG", 2)
     engine = small_engine(max_tokens_per_pass=20)
     long = engine.submit(counting(LONG, 2))
     engine.step()

@@ -9,8 +9,8 @@ Every run is in the queue of its state (`engine/run.py`):
     WAITING    first come, first admitted
     RUNNING    takes turns: a run that did not fit in a pass is at the front of the next. Beside rows that
                write, the prompts of others are fed in parts of `prompt_tokens`; where none writes, whole ones, up to
-               `prompt_tokens_alone` in a pass, or a part of a long one. They go one after the other, but a question of
-               a hundred tokens does not wait for a book: it goes on by a part of each pass, and others pass it by
+               `prompt_tokens_alone` in a pass, or a part of a long one. They go one after the other, but a very long
+               one goes on by a part of each pass and others pass it by: a question does not wait for a book
     BLOCKED    admitted, and asks for memory again: looked at before each pass
     PREEMPTED  the oldest comes back first (`engine/preemption.py`)
 
@@ -62,7 +62,9 @@ _LEAST_PART = (
     4  # of `prompt_tokens`: a prompt goes on by a quarter at least, whatever stands beside it
 )
 _MOST_PROMPTS = 64  # the oldest of those that wait, of which some are fed
-_BOOK = 16  # times `prompt_tokens`, beyond which a prompt is passed by those that come behind it
+_VERY_LONG = (
+    16  # times `prompt_tokens`, beyond which a prompt is passed by those that come behind it
+)
 _Ready = tuple[Run, Step]  # a run, and what of its step is fed
 # A pass is begun ahead while so much of the last ones went on as expected, about so many of them; and taken up
 # if so much of it was asked for. Where rows are fed in vain, their runs wait for one pass.
@@ -305,8 +307,8 @@ class Scheduler:
                 continue
             if is_long:
                 prompts.append((run, step))
-                # Short prompts that come behind it wait for their turns, but not for that of a book.
-                queued += 0 if self._is_book(step) else min(beside, self.prompt_tokens)
+                # Short prompts that come behind it wait for their turns, but not for that of a very long one.
+                queued += 0 if self._is_very_long(step) else min(beside, self.prompt_tokens)
             else:
                 room = self.max_tokens_per_pass - (self._least_part if prompts else 0)
                 if ready and num_tokens + size > room:
@@ -420,21 +422,21 @@ class Scheduler:
         little more would take as long as one of half as much again. Else whole ones have as many tokens as `prompt_tokens_alone`, but
         for the first: a larger pass is hardly faster a token, and all that are in it wait for the last one. A long one is fed in
         parts then, too: a run that comes or is cancelled meanwhile waits for a part.
-        Where a book stands in front, it has a least part, and the others take their turns as if it were not there.
+        Where a very long one stands in front, it has a least part, and the others take their turns as if it were not there.
         """
-        others = [prompt for prompt in prompts if not self._is_book(prompt[1])]
-        book = prompts[0] if others and others[0] is not prompts[0] else None
-        of_book = 0
-        if book is not None:
-            prompts, of_book = others, self._least_part
+        others = [prompt for prompt in prompts if not self._is_very_long(prompt[1])]
+        oldest = prompts[0] if others and others[0] is not prompts[0] else None
+        of_oldest = 0
+        if oldest is not None:
+            prompts, of_oldest = others, self._least_part
         if num_writing:
-            room = max(self.prompt_tokens - num_writing - of_book, self._least_part)
+            room = max(self.prompt_tokens - num_writing - of_oldest, self._least_part)
         else:
             first = _num_tokens(prompts[0][1])
             room = self.tokens_at_once(first)
             if room == first:
                 room = max(room, self.prompt_tokens_alone)
-        room = min(room, self.max_tokens_per_pass - num_writing - of_book)
+        room = min(room, self.max_tokens_per_pass - num_writing - of_oldest)
         fed: list[_Ready] = []
         for run, step in prompts:
             is_enough = room < self._least_part or (not num_writing and _num_tokens(step) > room)
@@ -443,15 +445,15 @@ class Scheduler:
             part = first_part(step, room) or step
             fed.append((run, part))
             room -= _num_tokens(part)
-        if book is not None:
-            run, step = book
-            size = of_book if num_writing else of_book + max(0, room)
+        if oldest is not None:
+            run, step = oldest
+            size = of_oldest if num_writing else of_oldest + max(0, room)
             fed.append((run, first_part(step, size) or step))
         return fed
 
-    def _is_book(self, step: Step) -> bool:
+    def _is_very_long(self, step: Step) -> bool:
         """Whether a step feeds so much that others would wait for long."""
-        return _num_tokens(step) > _BOOK * self.prompt_tokens
+        return _num_tokens(step) > _VERY_LONG * self.prompt_tokens
 
     def _answer(self, ready: Sequence[_Ready]) -> None:
         """One pass for them. Where memory does not suffice, the youngest preemptible run leaves; if there is none, one that holds
