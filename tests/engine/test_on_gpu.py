@@ -183,7 +183,7 @@ def forget_loaded_kernels() -> None:
     """As in a fresh process: of each kernel nothing is loaded."""
     from triton.runtime.jit import JITFunction
 
-    gc.unfreeze()  # what was imported before the first test is not among the objects otherwise
+    gc.unfreeze()  # kernels imported before the first test are not among the objects otherwise
     for each in gc.get_objects():
         if issubclass(type(each), JITFunction):  # `isinstance` asks some of torch's, which warn
             each.device_caches.clear()

@@ -768,7 +768,7 @@ class _Graph:
         self._all()
 
     def take(self, integers: Ints, growth: Ints) -> None:
-        """What rank 0 has told (`Others.start`), into the host's buffer."""
+        """Write the integers that rank 0 has told (`Others.start`) into the host's buffer."""
         self.sent.synchronize()
         self.num_used, self.may_grow = len(integers), bool(len(growth))
         self.integers[0, : len(integers)] = integers

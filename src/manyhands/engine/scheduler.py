@@ -323,7 +323,7 @@ class Scheduler:
         is_none_long = max(_num_tokens(step) for _, step in new) <= self.prompt_tokens_alone
         if len(new) == len(ready) + len(prompts) and is_none_long:
             return self._prompts(new, num_writing=0), is_full
-        # What came in front of the first prompt did not know of it. One run that leaves no room takes turns with prompts.
+        # Runs in front of the first prompt were taken before it was seen. One that leaves no room alone takes turns with prompts.
         while ready and num_tokens + self._least_part > self.max_tokens_per_pass:
             if len(ready) == 1 and self._num_passes % 2:
                 break
@@ -416,7 +416,7 @@ class Scheduler:
         ]
 
     def _prompts(self, prompts: list[_Ready], *, num_writing: int) -> list[_Ready]:
-        """What of these prompts, the oldest run's first, is fed in this pass.
+        """The parts of these prompts, the oldest run's first, that are fed in this pass.
 
         Beside rows that write they make the pass as long as `prompt_tokens`, together with what the others feed: a pass of a
         little more would take as long as one of half as much again. Else whole ones have as many tokens as `prompt_tokens_alone`, but

@@ -99,7 +99,7 @@ class Shelving:
         unsaved = [n for n in self.sheets.unsaved(names) if names[n] not in self._waiting]
         if not unsaved:
             return
-        # Those in front of them count as used later, for without them these are never found.
+        # Sheets in front of them count as used later, for without these they are never found.
         left = _Unsaved(tokens, tenant, names, deque(unsaved), time.time_ns())
         self.sheets.num_saved(names)
         self._save(left, path, len(unsaved))
