@@ -226,6 +226,7 @@ def unlaunched(
     import torch
     from transformers import AutoModelForCausalLM, Qwen3Config
 
+    from benchmarks.situations import PAGE_SIZE
     from manyhands.attention.triton_backend import TritonBackend
     from manyhands.attention.work import Tiling
     from manyhands.engine import graphs
@@ -251,6 +252,9 @@ def unlaunched(
     # The kernels take its place below; asked for here, they would want the interpreter, which a machine with a GPU has not.
     settings = ModelSettings(backend="torch", memory_tokens=400_000)
     executor = LocalExecutor(adapter, settings)
+    facts = executor.facts  # pages as the kernels have them, and as many tokens
+    num_pages = facts.num_pages * facts.page_size // PAGE_SIZE
+    executor.facts = replace(facts, page_size=PAGE_SIZE, num_pages=num_pages)
     tiling = Tiling(group, num_kv_heads=heads[1], num_processors=132, large_rows=64)
     if latents:
         from manyhands.attention.triton_backend import of_latents

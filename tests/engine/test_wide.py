@@ -212,7 +212,11 @@ def test_completions_fit(rows: int, tiling: Tiling) -> None:
 
 @pytest.mark.parametrize("heads", [1, 2, 8])
 @pytest.mark.parametrize(
-    ("rows", "keys"), [(1, 16384), (2, 16384), (4, 16384), (40, 8192), (64, 4096), (208, 2048)]
+    ("rows", "keys"),
+    [
+        *((1, 16384), (2, 16384), (4, 16384), (16, 16000), (40, 8192), (64, 4096), (208, 2048)),
+        *((60, 16384), (128, 6000)),  # as much as a large GPU has room for
+    ],
 )
 def test_many_long_rows_fit_with_one_key_head_too(rows: int, keys: int, heads: int) -> None:
     """Fewer heads make fewer programs of an item, so strips are cut into more of them."""
