@@ -1,4 +1,4 @@
-"""What tests of kernels share where these are interpreted."""
+"""A mark for tests of kernels that are interpreted."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ class _Noted:
 def test_what_lies_by_tile_ahead_lies_so_in_a_prompt(
     width: int, down: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever number of tokens a prompt has: each product, with all that it is compiled for."""
+    """Each product is launched with all that it is compiled for, whatever number of tokens a prompt has."""
     config = configurations()["qwen3_moe"]
     config.moe_intermediate_size = width
     model: Any = tiny_model(config).eval().to(torch.bfloat16)

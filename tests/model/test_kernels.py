@@ -911,8 +911,8 @@ def _with_rows(counts: list[int], *, first: int) -> Tensor:
     return index
 
 
-def _filled(made: Callable[[], Tensor]) -> Tensor:
-    """What this gives if memory that nothing has written holds no number."""
+def _without_numbers(made: Callable[[], Tensor]) -> Tensor:
+    """Its result, where memory that nothing has written holds no number."""
     torch.use_deterministic_algorithms(True)
     try:
         return made()
@@ -963,7 +963,7 @@ def test_tiles_of_experts_with_more_and_fewer_tokens(
     largest = truth.abs().max()
 
     def worst() -> float:
-        ours = _filled(lambda: experts_many.experts(x, index, shares, *stack, gate, tiles))
+        ours = _without_numbers(lambda: experts_many.experts(x, index, shares, *stack, gate, tiles))
         return float(((ours - truth).abs().max() / largest).nan_to_num(nan=torch.inf))
 
     with monkeypatch.context() as patch:

@@ -14,7 +14,7 @@ once. The launches:
     down        the outputs of each, weighed
     add up      their sum for every token, in the order of its experts
 
-What `gated` leaves, `inner`, lies in one of two orders:
+`inner`, the outputs of `gated`, lies in one of two orders:
 
     by pair     a row for each token and each of its experts, [T C, F]
     by tile     as many rows for each tile as it has, one tile behind the other, [tiles R, F]; those of no token are never written
@@ -220,7 +220,7 @@ def _put(
     C: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """What a tile of `down` gives, with its bias, weighed, to the places of its pairs."""
+    """Outputs of a tile get their bias, are weighed, and go to the places of their pairs."""
     is_n = n < N
     if BIAS:
         acc += tl.load(bias + expert * N + n, mask=is_n, other=0.0).to(tl.float32)[None, :]
