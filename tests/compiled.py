@@ -320,6 +320,10 @@ def products(capability: int) -> None:
         experts.experts(x, index, shares, *pair, own_gate)
         for tiles in experts_many.TILES if capability >= HOPPER else ():
             experts_many.experts(x, index, shares, *pair, own_gate, tiles)
+    # No tensor maps: rows of a second weight do not begin at multiples of 16 bytes.
+    apart = ExpertWeights(zeros(4, 264, 128)), ExpertWeights(zeros(4, 128, 132))
+    if capability >= HOPPER:
+        experts_many.experts(x, index, shares, *apart, ExpertGate(), experts_many.TILES[0])
     index = torch.zeros(MOST_TOKENS + 1, 2, dtype=torch.int64)
     experts.list_pairs(index, 4)
 

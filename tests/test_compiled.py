@@ -50,7 +50,7 @@ KERNELS = {
         "_list",
         "_expert_gated",
         "_expert_down",
-        *("_lay_out", "_many_gated", "_many_down"),
+        *("_lay_out", "_many_gated", "_many_down", "_mapped_down"),
         "_add_up",
     ),
     *(TRAINING := ("forward_kernel", "of_queries_kernel", "of_keys_kernel")),
@@ -92,13 +92,14 @@ PRODUCTS = {
     "_expert_down",
     "_many_gated",
     "_many_down",
+    "_mapped_down",
     "attend_kernel",
     *TRAINING,
     *SPECIALISED,
     *LATENTS,
     *INTEGERS,
 }
-MAPPED = {"_gate_up", "_ring", "attend_kernel", *SPECIALISED, *LATENTS}
+MAPPED = {"_gate_up", "_ring", "_mapped_down", "attend_kernel", *SPECIALISED, *LATENTS}
 ROWS = ["[1, 4] [32, 1] 1"]  # numbers of a thread, threads of a warp; warps side by side
 RING_ROWS = ["[1, 1] [32, 1] 1", *ROWS]  # copies are one by one
 SOURCES = Path(__file__).parents[1] / "src"
@@ -316,7 +317,7 @@ def compiled_for_ampere(compiler: Compiler, part: str, compiles_every: bool) -> 
         "_gate_up",
         "_ring",
         "_mxfp4_many",
-        *("_lay_out", "_many_gated", "_many_down"),
+        *("_lay_out", "_many_gated", "_many_down", "_mapped_down"),
         *SPECIALISED,
         *LATENTS,
         *INTEGERS,

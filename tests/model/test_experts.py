@@ -36,7 +36,14 @@ from manyhands.model.routing import Routing, routing_of
 from manyhands.model.self_test import exact_attention
 from manyhands.model.skinny import fuse_linears
 from tests.covers import in_turns
-from tests.model.families_zoo import repeating_models, some_tokens, tiny_models
+from tests.model.families_zoo import (
+    configurations,
+    repeating_models,
+    some_tokens,
+    tiny_model,
+    tiny_models,
+)
+from tests.model.interpreted import HOLDS_ANYTHING
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 from manyhands.model.kernels import experts as own
@@ -171,6 +178,7 @@ def test_kernels_of_prompts_are_launched_ahead(monkeypatch: pytest.MonkeyPatch) 
 
 
 @on_cpu
+@HOLDS_ANYTHING
 @pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "mixtral", "gpt_oss", "granitemoe"])
 def test_kernels_that_are_launched_ahead_are_those_of_a_prompt(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -203,6 +211,48 @@ def test_kernels_that_are_launched_ahead_are_those_of_a_prompt(
     _logits(adapter, 5)
     monkeypatch.setattr(own, "MOST_TOKENS", 4)
     _logits(adapter, 5)
+    assert launched == ahead
+
+
+class _Noted:
+    """A kernel that is launched as ever, and notes what it is compiled for."""
+
+    def __init__(self, kernel: Any, launched: set[tuple[Any, ...]]) -> None:
+        self.kernel, self.launched = kernel, launched
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(*given: Any, **how: Any) -> None:
+            kinds = tuple(str(getattr(each, "dtype", type(each))) for each in given)
+            self.launched.add((self.kernel.__name__, kinds, *sorted(map(str, how.items()))))
+            self.kernel[grid](*given, **how)
+
+        return launch
+
+
+@on_cpu
+@HOLDS_ANYTHING
+@pytest.mark.parametrize(("width", "down"), [(64, "_mapped_down"), (68, "_many_down")])
+def test_what_lies_by_tile_ahead_lies_so_in_a_prompt(
+    width: int, down: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each product is launched with all that it is compiled for, whatever number of tokens a prompt has."""
+    config = configurations()["qwen3_moe"]
+    config.moe_intermediate_size = width
+    model: Any = tiny_model(config).eval().to(torch.bfloat16)
+    fuse_experts(model)
+    launched: set[tuple[Any, ...]] = set()
+    for name in ("_many_gated", "_many_down", "_mapped_down"):
+        monkeypatch.setattr(own_many, name, _Noted(getattr(own_many, name), launched))
+    monkeypatch.setattr(kernels, "usable", lambda x: True)
+    load_for_prompts(model)
+    ahead = set(launched)
+    assert {name for name, *_ in ahead} == {"_many_gated", "_many_down", down}
+    launched.clear()
+    monkeypatch.setattr(own_many, "is_faster", lambda *_: True)
+    adapter = ModelAdapter(model)
+    for tiles, tokens in ((tiles, tokens) for tiles in own_many.TILES for tokens in (1, 7, 130)):
+        monkeypatch.setattr(own_many, "choose_tiles", lambda *_, tiles=tiles: tiles)
+        _logits(adapter, tokens)
     assert launched == ahead
 
 

@@ -23,6 +23,7 @@ from manyhands.model.quantised.linear import _plain_rows
 from manyhands.model.quantised.w4a16 import Int4Linear, pack, unpack
 from manyhands.model.skinny import SkinnyLinear
 from tests.covers import spared
+from tests.model.interpreted import HOLDS_ANYTHING
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 from manyhands.model.kernels import (
@@ -823,6 +824,7 @@ def test_experts(
     assert float((others - expected).abs().max() / largest) > 10 * STEPS[dtype]
 
 
+@HOLDS_ANYTHING
 @pytest.mark.pairs
 @TWO_BYTES
 @pytest.mark.parametrize("biased", [False, True])
@@ -860,6 +862,7 @@ def test_experts_of_prompts(
     assert float((others - expected).abs().max() / largest) > 10 * STEPS[dtype]
 
 
+@HOLDS_ANYTHING
 @pytest.mark.parametrize("tokens", [5, 40])
 @FEW_AND_MANY
 def test_what_a_token_gets_does_not_depend_on_the_others(tokens: int, made: Any) -> None:
@@ -871,6 +874,170 @@ def test_what_a_token_gets_does_not_depend_on_the_others(tokens: int, made: Any)
     turned = made(x[order], index[order], shares[order], *stack, experts.ExpertGate())
     assert torch.equal(turned, whole[order])
     assert made(x[:0], index[:0], shares[:0], *stack, experts.ExpertGate()).shape == (0, 64)
+
+
+class _Noted:
+    """A kernel that is launched as ever; `launched` is told how often, and `change` what it is given first."""
+
+    def __init__(self, kernel: Any, launched: list[str], change: Callable[[Any], None]) -> None:
+        self.kernel, self.launched, self.change = kernel, launched, change
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(inner: Any, *others: Any, **how: Any) -> None:
+            self.launched.append(self.kernel.__name__)
+            self.change(inner)
+            self.kernel[grid](inner, *others, **how)
+
+        return launch
+
+
+def _note_downs(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], None] = lambda inner: None
+) -> list[str]:
+    """The names of second products, as they are launched; `change` is given what those by maps multiply."""
+    launched: list[str] = []
+    own_changes = {"_many_down": lambda inner: None, "_mapped_down": change}
+    for name, its in own_changes.items():
+        kernel = getattr(experts_many, name)
+        monkeypatch.setattr(experts_many, name, _Noted(kernel, launched, its))
+    return launched
+
+
+def _with_rows(counts: list[int], *, first: int) -> Tensor:
+    """Two experts for each token, different ones, so that experts from `first` on have so many tokens: sorted, none more than half."""
+    pairs = [first + expert for expert, count in enumerate(counts) for _ in range(count)]
+    index = torch.tensor(pairs).view(2, -1).T.contiguous().to(DEVICE)
+    assert bool((index[:, 0] != index[:, 1]).all())
+    return index
+
+
+def _without_numbers(made: Callable[[], Tensor]) -> Tensor:
+    """Its result, where memory that nothing has written holds no number."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        return made()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@HOLDS_ANYTHING
+@pytest.mark.pairs
+@TWO_BYTES
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(
+    ("gate", "width", "outputs", "expected"),
+    [
+        (experts.ExpertGate(), 128, 256, "_mapped_down"),
+        (experts.ExpertGate(), 72, 264, "_mapped_down"),
+        (experts.ExpertGate(), 68, 258, "_many_down"),
+        (CLAMPED, 64, 264, "_mapped_down"),
+        (CLAMPED, 64, 258, "_many_down"),
+        (CLAMPED, 72, 264, "_many_down"),
+    ],
+)
+@pytest.mark.parametrize("by_maps", [True, False], ids=["by tile", "by pair"])
+def test_tiles_of_experts_with_more_and_fewer_tokens(
+    gate: experts.ExpertGate,
+    width: int,
+    outputs: int,
+    expected: str,
+    biased: bool,
+    by_maps: bool,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tiles that are full, nearly, half or hardly, around an expert that has none; rows of no token are no numbers.
+
+    With its rows one place further a product by maps is far from right, and so it is with a row's expert exchanged.
+    """
+    counts = [129, 128, 127, 0, 65, 64, 1]
+    index = _with_rows(counts, first=1)
+    tokens, num_experts = len(index), len(counts) + 2
+    stack = _stack(gate, (num_experts, 64, width, outputs), dtype, biased=biased)
+    x, shares = _normal(tokens, 64, dtype=dtype), torch.rand(tokens, 2).to(DEVICE, dtype)
+    first, second = experts_many.TILES[0]
+    tiles = first, replace(second, by_maps=by_maps)
+    if not (by_maps and kernels.have_warpgroups(index.device)):
+        expected = "_many_down"
+    truth = _one_by_one(x, index, shares, stack, gate)
+    largest = truth.abs().max()
+
+    def worst() -> float:
+        ours = _without_numbers(lambda: experts_many.experts(x, index, shares, *stack, gate, tiles))
+        return float(((ours - truth).abs().max() / largest).nan_to_num(nan=torch.inf))
+
+    with monkeypatch.context() as patch:
+        launched = _note_downs(patch)
+        assert worst() < STEPS[dtype]
+        assert launched == [expected]
+    if expected != "_mapped_down":
+        return
+    held = []
+
+    def roll(inner: Any) -> None:
+        held.append(inner.base.isnan().any(1).sum())
+        inner.base.copy_(inner.base.roll(1, 0))
+
+    with monkeypatch.context() as patch:
+        _note_downs(patch, roll)
+        assert worst() > 10 * STEPS[dtype]
+    # All rows but those of pairs, which are written in all their columns.
+    rows = 128 * (2 * tokens // 128 + num_experts)
+    assert [int(each) for each in held] == [rows - 2 * tokens]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_second_weights_that_tensor_maps_bring(
+    turned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any change by which a map would bring something else, or the driver would refuse it, is seen."""
+    device = torch.device("cpu")
+
+    def weight(num: int, width: int, outputs: int, **other: Any) -> Tensor:
+        size = (num, width, outputs) if turned else (num, outputs, width)
+        return torch.empty(size, **{"dtype": torch.bfloat16, "device": device, **other})
+
+    def mapped(weight: Tensor) -> bool:
+        return experts_many._are_mapped(weight, 64, turned=turned)
+
+    assert mapped(weight(2, 128, 136))
+    assert mapped(weight(2, 128, 136, dtype=torch.float16))
+    assert mapped(weight(2, 72, 128)) == (not turned)
+    assert not mapped(weight(2, 124, 128))
+    # A weight by outputs may have any number of them: its rows are of inputs.
+    assert mapped(weight(2, 128, 132)) == (not turned)
+    assert not mapped(weight(2, 128, 128, dtype=torch.float32))
+    assert not mapped(weight(2, 128, 256)[..., ::2])
+    assert not mapped(weight(2, 128, 128).transpose(1, 2))
+    unaligned = weight(3, 128, 128).view(-1)[1 : 2 * 128 * 128 + 1].view(2, 128, 128)
+    assert unaligned.is_contiguous()
+    assert not mapped(unaligned)
+    # 2^31 rows, of no memory.
+    for num, is_few in ((2**21, False), (2**21 - 1, True)):
+        assert mapped(weight(num, 1024, 1024, device="meta")) == is_few
+    monkeypatch.setattr(kernels, "have_warpgroups", lambda device: False)
+    assert not mapped(weight(2, 128, 136))
+
+
+@HOLDS_ANYTHING
+def test_a_second_weight_that_is_not_aligned_is_multiplied_by_pair(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate, dtype = experts.ExpertGate(), torch.bfloat16
+    first, second = _stack(gate, (4, 64, 64, 72), dtype, biased=False)
+    room = torch.empty(second.weight.numel() + 1, dtype=dtype, device=DEVICE)
+    unaligned = room[1:].view(second.weight.shape).copy_(second.weight)
+    x = _normal(150, 64, dtype=dtype)
+    shares, index = _chosen(150, 4, 2)
+    launched = _note_downs(monkeypatch)
+    wide, _ = experts_many.TILES
+    made = [
+        experts_many.experts(x, index, shares, first, second._replace(weight=each), gate, wide)
+        for each in (second.weight, unaligned)
+    ]
+    mapped = "_mapped_down" if kernels.have_warpgroups(x.device) else "_many_down"
+    assert launched == [mapped, "_many_down"]
+    _close(made[0], made[1])
 
 
 def test_experts_of_many_tokens_have_kernels_that_use_each_weight_often(

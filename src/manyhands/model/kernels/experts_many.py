@@ -14,6 +14,16 @@ once. The launches:
     down        the outputs of each, weighed
     add up      their sum for every token, in the order of its experts
 
+`inner`, the outputs of `gated`, lies in one of two orders:
+
+    by pair     a row for each token and each of its experts, [T C, F]
+    by tile     as many rows for each tile as it has, one tile behind the other, [tiles R, F]; those of no token are never written
+
+By tile the rows that a program of `down` wants are a box, and so are the rows of its expert's weight. Tensor maps bring both: no
+address is computed for what they bring. That is for wide tiles, and for weights of which there are tensor maps (`_are_mapped`). With
+few tokens an expert most rows of its tile would be of no token; there, and where there are no tensor maps, `inner` lies by pair.
+In either order it takes memory before it is known how many tiles there are: by tile up to R rows more for each expert.
+
 Neighbouring programs have the same tokens and other outputs, those behind them the next tokens of the same expert: its weights
 are read once and come from the second-level cache from then on. What every expert gives is weighed in float32 and rounded once on
 its way to the sum; the modelling code rounds it twice.
@@ -33,6 +43,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from manyhands.attention.kernels.overlap import launch_options, take_over
 from manyhands.attention.launches import shared_memory
@@ -54,13 +65,17 @@ from manyhands.model.kernels.skinny import dot_dtype
 
 @dataclass(frozen=True)
 class Tiles:
-    """How a product is cut: rows of tokens, outputs and inputs of a tile, warps, stages."""
+    """How a product is cut: rows of tokens, outputs and inputs of a tile, warps, stages.
+
+    `by_maps`, of the second product: tensor maps bring its operands where they can.
+    """
 
     rows: int = 128
     outputs: int = 128
     inputs: int = 64
     warps: int = 8
     stages: int = 4
+    by_maps: bool = False
 
     def fitted(self, room: int, itemsize: int, *, gated: bool) -> Tiles:
         """The same with as many stages as find room in so many bytes."""
@@ -71,9 +86,11 @@ class Tiles:
 _SMALL = Tiles(rows=64, outputs=64, warps=4, stages=3)
 _LEAST_EACH, _LEAST_WIDE = 24, 64  # tokens of an expert, if all have as many
 TILES = (
-    _WIDE := (Tiles(), Tiles(outputs=256)),
+    _WIDE := (Tiles(), Tiles(outputs=256, by_maps=True)),
     _NARROW := (_SMALL, replace(_SMALL, outputs=128)),
 )
+_ALIGNED = 16  # bytes at whose multiples a tensor map and its rows begin
+_MOST_ROWS = 2**31 - 1  # of a tensor map: a place in it is an integer of 32 bits
 
 
 @triton.jit(do_not_specialize=("number",))
@@ -121,7 +138,7 @@ def _many_gated(
     tiles,
     pairs,
     counts,
-    out,  # [T, C, F]
+    out,  # [T C, F]; BY_TILE: [tiles ROWS, F]
     T,
     F,
     K,
@@ -132,6 +149,7 @@ def _many_gated(
     BIAS: tl.constexpr,
     ACT: tl.constexpr,
     EVEN: tl.constexpr,  # whole tiles of inputs
+    BY_TILE: tl.constexpr,
     DOT: tl.constexpr,  # the dtype that products are made in
     ROWS: tl.constexpr,
     BLOCK_F: tl.constexpr,
@@ -182,13 +200,38 @@ def _many_gated(
         gate += tl.load(biases + at_gate, mask=f < F, other=0.0).to(tl.float32)[None, :]
         up += tl.load(biases + at_up, mask=f < F, other=0.0).to(tl.float32)[None, :]
     inner = between(gate, up, alpha, limit, TURNS, ACT, out.dtype.element_ty)
-    where = out + pair.to(tl.int64)[:, None] * F + f[None, :]
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS) if BY_TILE else pair
+    where = out + row.to(tl.int64)[:, None] * F + f[None, :]
     tl.store(where, inner, mask=is_its[:, None] & (f < F)[None, :])
+
+
+@triton.jit
+def _put(
+    acc,
+    n,
+    expert,
+    pair,
+    is_its,
+    bias,
+    shares,
+    out,
+    T,
+    N,
+    C: tl.constexpr,
+    BIAS: tl.constexpr,
+):
+    """Outputs of a tile get their bias, are weighed, and go to the places of their pairs."""
+    is_n = n < N
+    if BIAS:
+        acc += tl.load(bias + expert * N + n, mask=is_n, other=0.0).to(tl.float32)[None, :]
+    acc *= tl.load(shares + pair, mask=is_its, other=0.0).to(tl.float32)[:, None]
+    where = out + (pair % C * T + pair // C).to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(where, acc.to(out.dtype.element_ty), mask=is_its[:, None] & is_n[None, :])
 
 
 @triton.jit(do_not_specialize=("T",))
 def _many_down(
-    inner,  # [T, C, F]
+    inner,  # [T C, F]
     weight,  # [E, N, F]; TURNED: [E, F, N]
     bias,  # [E, N], or nothing
     tiles,
@@ -209,7 +252,7 @@ def _many_down(
     BLOCK_F: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program (tile of outputs, tile of tokens)."""
+    """Program (tile of outputs, tile of tokens), where `inner` lies by pair."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     f = tl.arange(0, BLOCK_F)
     take_over(OVERLAP)
@@ -233,11 +276,52 @@ def _many_down(
             v = tl.load(v_at + at, mask=is_its[:, None] & is_f[None, :], other=0.0).to(DOT)
             w = tl.load(w_at + at * step, mask=is_f[:, None] & is_n[None, :], other=0.0)
         acc = tl.dot(v, w.to(DOT), acc, input_precision="ieee")
-    if BIAS:
-        acc += tl.load(bias + expert * N + n, mask=is_n, other=0.0).to(tl.float32)[None, :]
-    acc *= tl.load(shares + pair, mask=is_its, other=0.0).to(tl.float32)[:, None]
-    where = out + (pair % C * T + pair // C).to(tl.int64)[:, None] * N + n[None, :]
-    tl.store(where, acc.to(out.dtype.element_ty), mask=is_its[:, None] & is_n[None, :])
+    _put(acc, n, expert, pair, is_its, bias, shares, out, T, N, C, BIAS)
+
+
+@triton.jit(do_not_specialize=("T",))
+def _mapped_down(
+    inner,  # tensor map of [tiles ROWS, F]
+    weight,  # tensor map of [E N, F]; TURNED: of [E F, N], and F is whole tiles
+    bias,  # [E, N], or nothing
+    tiles,
+    pairs,
+    counts,
+    shares,  # [T, C]
+    out,  # [C, T, N]
+    T,
+    N,
+    F,
+    C: tl.constexpr,
+    TURNED: tl.constexpr,
+    BIAS: tl.constexpr,
+    DOT: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Program (tile of outputs, tile of tokens), where `inner` lies by tile.
+
+    Rows of no token hold anything, and give what is not stored. So do outputs beyond N, for which the next expert's weights are
+    brought. Beyond F both maps hold zeros.
+    """
+    first = tl.program_id(0) * BLOCK_N
+    tile = tl.program_id(1)
+    take_over(OVERLAP)
+    expert, pair, is_its = _rows_of(tile, tiles, pairs, counts, T, ROWS)
+    if expert < 0:
+        return
+    acc = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
+    for at in range(0, F, BLOCK_F):
+        v = inner.load([tile * ROWS, at]).to(DOT)
+        if TURNED:
+            w = weight.load([expert * F + at, first])
+        else:
+            w = weight.load([expert * N + first, at]).T
+        acc = tl.dot(v, w.to(DOT), acc, input_precision="ieee")
+    n = first + tl.arange(0, BLOCK_N)
+    _put(acc, n, expert, pair, is_its, bias, shares, out, T, N, C, BIAS)
 
 
 def experts(
@@ -287,7 +371,8 @@ def experts(
         num_warps=4,
         **overlap,
     )
-    inner = x.new_empty(tokens, chosen, width)
+    by_tile = second.by_maps and _are_mapped(down.weight, second.inputs, turned=turns)
+    inner = x.new_empty(number * first.rows if by_tile else tokens * chosen, width)
     common = {"C": chosen, "DOT": dot_dtype(x), "ROWS": first.rows, **overlap}
     alpha, limit = gate.clamped or (0.0, 0.0)
     kernel = _many_gated
@@ -298,26 +383,60 @@ def experts(
         BIAS=gate_up.bias is not None,
         ACT=ACTIVATIONS[gate.activation],
         EVEN=inputs % first.inputs == 0,
+        BY_TILE=by_tile,
         BLOCK_F=first.outputs,
         BLOCK_K=first.inputs,
         num_warps=first.warps,
         num_stages=first.stages,
         **common,
     )
-    kernel = _many_down
-    kernel[(cdiv(outputs, second.outputs), number)](
-        *(inner, down.weight, x if down.bias is None else down.bias, laid_out, pairs, counts),
-        *(shares, parts, tokens, outputs, width),
-        TURNED=turns,
-        BIAS=down.bias is not None,
-        EVEN=width % second.inputs == 0,
-        BLOCK_N=second.outputs,
-        BLOCK_F=second.inputs,
-        num_warps=second.warps,
-        num_stages=second.stages,
-        **common,
-    )
+    common |= {
+        "TURNED": turns,
+        "BIAS": down.bias is not None,
+        "BLOCK_N": second.outputs,
+        "BLOCK_F": second.inputs,
+        "num_warps": second.warps,
+        "num_stages": second.stages,
+    }
+    behind = (x if down.bias is None else down.bias, laid_out, pairs, counts, shares, parts)
+    grid = cdiv(outputs, second.outputs), number
+    if by_tile:
+        box = [second.inputs, second.outputs] if turns else [second.outputs, second.inputs]
+        rows = down.weight.view(-1, down.weight.shape[-1])
+        kernel = _mapped_down
+        kernel[grid](
+            TensorDescriptor.from_tensor(inner, [second.rows, second.inputs]),
+            TensorDescriptor.from_tensor(rows, box),
+            *(*behind, tokens, outputs, width),
+            **common,
+        )
+    else:
+        kernel = _many_down
+        kernel[grid](
+            *(inner, down.weight, *behind, tokens, outputs, width),
+            EVEN=width % second.inputs == 0,
+            **common,
+        )
     return out if in_parts else add_up(parts, out)
+
+
+def _are_mapped(weight: Tensor, inputs: int, *, turned: bool) -> bool:
+    """Whether there are tensor maps of a second weight [E, N, F], or turned [E, F, N], and of what it multiplies, for tiles of so many inputs.
+
+    It has to do with the weight alone, so kernels that are launched ahead are those of a prompt. A turned weight has the next expert's
+    numbers behind its own inputs, which are not zeros, so its tiles have to be whole.
+    """
+    width = weight.shape[1 if turned else 2]
+    rows = weight.shape[0] * weight.shape[1]
+    starts = (weight.data_ptr(), *(2 * size for size in (width, weight.shape[2])))
+    return (
+        weight.element_size() == 2
+        and weight.is_contiguous()
+        and all(start % _ALIGNED == 0 for start in starts)
+        and rows <= _MOST_ROWS
+        and not (turned and width % inputs)
+        and kernels.have_warpgroups(weight.device)
+    )
 
 
 def is_faster(tokens: int, chosen: int, num_experts: int, device: torch.device) -> bool:
