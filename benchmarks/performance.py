@@ -59,6 +59,7 @@ _CLEARLY = 0.97  # of the time that it took, below which a cell is faster
 
 # Of the older files the situations that the newer ones have not.
 _LIVES = (
+    "life_queue_qwen3-8b",
     "life_prompts_qwen3-8b",
     "life_again_qwen3-8b",
     "life_hogwild_several_qwen3-8b",
@@ -146,10 +147,13 @@ def life() -> str:
         times = [line[f"{key}_ms"] for key in ("floor", "mean", "p50", "p99", "worst")]
         rate = f"{line['tokens_per_second']:.0f}"
         loop = f"{line['python_loop_ms']:.1f}" if "python_loop_ms" in line else ""
-        return [*(f"{time:.1f}" for time in times), rate, loop, each.commit]
+        first = " / ".join(
+            f"{line[key]:.0f}" for key in ("first_p50_ms", "first_p99_ms") if key in line
+        )
+        return [*(f"{time:.1f}" for time in times), rate, first, loop, each.commit]
 
     head = ["network", "situation", "floor", "mean", "p50", "p99", "worst", "tokens/s"]
-    head += ["host's loop", "commit"]
+    head += ["first tokens, p50 / p99", "host's loop", "commit"]
     rows = _by_network(show)
     return table(head, rows) if rows else NOTHING_YET
 
