@@ -268,14 +268,30 @@ def test_prompts_that_come_at_once_wait_for_few_others(alone: int | None, in_fir
     assert [run.result() for run in runs] == expected
 
 
+def test_crowds_have_parts_that_recordings_have_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside more rows than those of long passes have, parts are as short as without experts."""
+    monkeypatch.setattr(scheduler, "MOST_ROWS_BESIDE", 3)
+    monkeypatch.setattr(scheduler, "PROMPT_TOKENS", 16)
+    sizes = []
+    for count in (3, 4):
+        engine = small_engine(prompt_tokens=32)
+        runs = writers(engine, count)
+        prompt = engine.submit(counting(LONG, 2))
+        before = engine.usage
+        engine.step()
+        sizes.append((engine.usage - before).tokens_fed)
+        finish(engine, prompt, *runs)
+    assert sizes == [32, 16]
+
+
 def test_with_experts_a_pass_has_as_many_prompts_as_fit() -> None:
     """It reads all experts, whichever few of them a token goes through."""
     models = tiny_models()
     for name, beside, alone in (("qwen3", 512, 2048), ("qwen3_moe", 1024, 8192)):
-        scheduler = Engine.load(models[name](), memory_tokens=64)._scheduler
-        assert (scheduler.prompt_tokens, scheduler.prompt_tokens_alone) == (beside, alone), name
-    scheduler = small_engine(max_tokens_per_pass=100)._scheduler
-    assert (scheduler.prompt_tokens, scheduler.prompt_tokens_alone) == (100, 100)
+        own = Engine.load(models[name](), memory_tokens=64)._scheduler
+        assert (own.prompt_tokens, own.prompt_tokens_alone) == (beside, alone), name
+    own = small_engine(max_tokens_per_pass=100)._scheduler
+    assert (own.prompt_tokens, own.prompt_tokens_alone) == (100, 100)
     assert experts_of_a_token(SimpleNamespace(num_experts_per_tok=0)) is None
 
 

@@ -36,6 +36,7 @@ from manyhands.attention.work import (
 )
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
+from manyhands.model.settings import MOST_ROWS_BESIDE
 
 # Sizes are rounded up to at least these, so that a team's growing history changes its capacity rarely.
 LEAST = Capacity(
@@ -77,7 +78,7 @@ _SPLITS_OF_FEW = 2.0  # a processor, over all strips and heads
 _MUCH_MORE = 1.5  # times the keys that tiles for eight would load
 # Tokens of recordings of `Wide.AMPLE`.
 _AMPLE = (*(128, 160, 192, 256, 320, 384, 512, 640), _MOST_OF_PARTS)
-_MOST_ROWS = 256  # of the others: the head's product is of as many, padding too
+_MOST_ROWS = MOST_ROWS_BESIDE  # of the others: the head's product is of as many, padding too
 # Bytes that a device has free for ample ones to be made, and those for prompts: passes of thousands of tokens, which have none, want
 # some, too.
 SPARE = 1 << 30

@@ -50,6 +50,7 @@ from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.preemption import Preemption, Rebuild
 from manyhands.engine.run import Run, RunState, new_queues
 from manyhands.errors import InvalidRequest, ManyhandsError, OutOfMemory, RanksFailed, counted
+from manyhands.model.settings import MOST_ROWS_BESIDE, PROMPT_TOKENS
 from manyhands.strategies.base import Reserve, Strategy
 from manyhands.strategies.events import Admitted
 
@@ -302,7 +303,7 @@ class Scheduler:
             size = _num_tokens(step)
             beside = size - len(step.rows)
             in_front = num_tokens + (0 if run.num_passes else queued)
-            is_long = beside > 0 and in_front + beside > self.prompt_tokens
+            is_long = beside > 0 and in_front + beside > self._most_of_pass(num_tokens)
             if is_long and len(prompts) == _MOST_PROMPTS:
                 continue
             if is_long:
@@ -430,7 +431,7 @@ class Scheduler:
         if oldest is not None:
             prompts, of_oldest = others, self._least_part
         if num_writing:
-            room = max(self.prompt_tokens - num_writing - of_oldest, self._least_part)
+            room = max(self._most_of_pass(num_writing) - num_writing - of_oldest, self._least_part)
         else:
             first = _num_tokens(prompts[0][1])
             room = self.tokens_at_once(first)
@@ -450,6 +451,12 @@ class Scheduler:
             size = of_oldest if num_writing else of_oldest + max(0, room)
             fed.append((run, first_part(step, size) or step))
         return fed
+
+    def _most_of_pass(self, num_writing: int) -> int:
+        """Tokens of a pass with prompts beside so many that rows write."""
+        if num_writing > MOST_ROWS_BESIDE:
+            return min(self.prompt_tokens, PROMPT_TOKENS)
+        return self.prompt_tokens
 
     def _is_very_long(self, step: Step) -> bool:
         """Whether a step feeds so much that others would wait for long."""

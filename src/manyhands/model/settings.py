@@ -30,6 +30,8 @@ _CACHE_SIZE = 32.0  # GiB
 # Where every token goes through all weights; and, beside rows that write, where it goes through a few experts.
 PROMPT_TOKENS, PROMPT_TOKENS_ALONE = 512, 2048
 PROMPT_TOKENS_WITH_EXPERTS = 1024
+# Rows that write, beyond which parts are those without experts: recordings of longer passes have no room for more.
+MOST_ROWS_BESIDE = 256
 
 
 @dataclass(frozen=True)
