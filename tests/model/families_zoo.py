@@ -105,12 +105,16 @@ def _gemma4(kinds: list[str]) -> dict[str, Any]:
     }
 
 
-@cache
 def configurations() -> dict[str, Any]:
-    """Configurations by a name of our own; several for a family with several faces.
+    """Configurations by a name of our own; several for a family with several faces. Each caller has copies of its own.
 
-    All files of tests have the same ones: they are copied before a change.
+    One that a test had changed was every later test's, too.
     """
+    return copy.deepcopy(_configurations())
+
+
+@cache
+def _configurations() -> dict[str, Any]:
     two_ropes = {
         "sliding_attention": _default(),
         "full_attention": {**_YARN, "rope_theta": 1e3},
