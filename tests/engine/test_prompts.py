@@ -269,19 +269,21 @@ def test_prompts_that_come_at_once_wait_for_few_others(alone: int | None, in_fir
 
 
 def test_crowds_have_parts_that_recordings_have_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside more rows than those of long passes have, parts are as short as without experts."""
+    """Beside more rows than those of long passes have, parts are as short as without experts, but where another size was asked for."""
     monkeypatch.setattr(scheduler, "MOST_ROWS_BESIDE", 3)
-    monkeypatch.setattr(scheduler, "PROMPT_TOKENS", 16)
     sizes = []
-    for count in (3, 4):
+    for count, is_asked in ((3, False), (4, False), (4, True)):
         engine = small_engine(prompt_tokens=32)
+        own = engine._scheduler
+        assert own.prompt_tokens_of_crowds == 32
+        own.prompt_tokens_of_crowds = 32 if is_asked else 16
         runs = writers(engine, count)
         prompt = engine.submit(counting(LONG, 2))
         before = engine.usage
         engine.step()
         sizes.append((engine.usage - before).tokens_fed)
         finish(engine, prompt, *runs)
-    assert sizes == [32, 16]
+    assert sizes == [32, 16, 32]
 
 
 def test_with_experts_a_pass_has_as_many_prompts_as_fit() -> None:
@@ -290,6 +292,7 @@ def test_with_experts_a_pass_has_as_many_prompts_as_fit() -> None:
     for name, beside, alone in (("qwen3", 512, 2048), ("qwen3_moe", 1024, 8192)):
         own = Engine.load(models[name](), memory_tokens=64)._scheduler
         assert (own.prompt_tokens, own.prompt_tokens_alone) == (beside, alone), name
+        assert own.prompt_tokens_of_crowds == 512
     own = small_engine(max_tokens_per_pass=100)._scheduler
     assert (own.prompt_tokens, own.prompt_tokens_alone) == (100, 100)
     assert experts_of_a_token(SimpleNamespace(num_experts_per_tok=0)) is None

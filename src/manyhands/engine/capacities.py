@@ -87,7 +87,7 @@ _MOST_READS = 8192  # of ample ones: entries, and partials, of each token and ea
 _MOST_BESIDE, _MOST_OF_LARGE_TEAMS = 640, 1024
 _EIGHT, _SIXTEEN = 8, 16  # workers of large teams
 _TILES_OF_A_ROW = 2  # a strip of its own, and its prompt or what its team shares
-# Times the least pages: 260 thousand tokens in pages of 64, and a million. Those that a plan has are sent with it, and no others.
+# Times the least pages: 260 thousand tokens in pages of 64, and a million. A plan's own pages are sent, and not all that there is room for.
 _PAGES_OF_FEW, _PAGES_OF_MANY = 8, 32
 
 

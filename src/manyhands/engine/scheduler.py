@@ -50,7 +50,7 @@ from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.preemption import Preemption, Rebuild
 from manyhands.engine.run import Run, RunState, new_queues
 from manyhands.errors import InvalidRequest, ManyhandsError, OutOfMemory, RanksFailed, counted
-from manyhands.model.settings import MOST_ROWS_BESIDE, PROMPT_TOKENS
+from manyhands.model.settings import MOST_ROWS_BESIDE
 from manyhands.strategies.base import Reserve, Strategy
 from manyhands.strategies.events import Admitted
 
@@ -91,6 +91,7 @@ class Scheduler:
         rebuild: Rebuild | None = None,
         overcommit: float = 1.0,
         prompt_tokens: int | None = None,
+        prompt_tokens_of_crowds: int | None = None,
         prompt_tokens_alone: int | None = None,
         tokens_at_once: Callable[[int], int] = lambda num_tokens: num_tokens,
         is_known: Callable[[Step], bool] | None = None,
@@ -99,6 +100,7 @@ class Scheduler:
     ) -> None:
         """`prompt_tokens` and `prompt_tokens_alone`: see `ModelSettings`; None: steps are fed whole, and as many as fit.
 
+        `prompt_tokens_of_crowds`: the former beside more than `MOST_ROWS_BESIDE` rows; None: the same.
         `tokens_at_once`: how many of the tokens of a prompt, while no row writes, one pass is fed; a pass has room for them in any case.
         `is_known`: whether `predict` answers a step without a pass (`engine/speculation.py`); None: it never does.
         `lookahead`: `predict` asks for the `expected` steps of the next pass and begins it; None: it does not.
@@ -116,6 +118,9 @@ class Scheduler:
         self.pool = pool
         self.max_tokens_per_pass = max_tokens_per_pass
         self.prompt_tokens = min(prompt_tokens or max_tokens_per_pass, max_tokens_per_pass)
+        self.prompt_tokens_of_crowds = min(
+            prompt_tokens_of_crowds or self.prompt_tokens, self.prompt_tokens
+        )
         self.prompt_tokens_alone = min(
             prompt_tokens_alone or max_tokens_per_pass, max_tokens_per_pass
         )
@@ -454,9 +459,8 @@ class Scheduler:
 
     def _most_of_pass(self, num_writing: int) -> int:
         """Tokens of a pass with prompts beside so many that rows write."""
-        if num_writing > MOST_ROWS_BESIDE:
-            return min(self.prompt_tokens, PROMPT_TOKENS)
-        return self.prompt_tokens
+        is_crowd = num_writing > MOST_ROWS_BESIDE
+        return self.prompt_tokens_of_crowds if is_crowd else self.prompt_tokens
 
     def _is_very_long(self, step: Step) -> bool:
         """Whether a step feeds so much that others would wait for long."""
