@@ -2,6 +2,7 @@
 
     python -m benchmarks.life --models qwen3-8b,qwq-32b --minutes 8
     python -m benchmarks.life --models qwen3-8b --only ragged --variants FILE     two ways to do it, in turns
+    python -m benchmarks.life --models qwq-32b --ranks 2                          one network over two GPUs
 
 What the situations are: `manyhands/evaluation/life.py`. Each is measured three times in one process that got ready as
 a server does (`Engine.get_ready`): the first time it meets its passes (`fresh`), once more with the same draws and
@@ -12,7 +13,8 @@ steps have forty on average. Beside each stands the floor of its own passes: lin
 and values that were read, at the speed of a copy, and the time of a fixed loop in Python right behind it (`python_loop_ms`):
 passes that wait for the host are as slow as the host is then. With `--clocks` also the clock of the GPU, and whether power
 held it back (`benchmarks/clocks.py`). The gate: tokens of a mixed crowd of a tiny network equal
-those of each of its runs alone.
+those of each of its runs alone. With `--ranks` a network lies over so many GPUs, and the floor is that of one rank: its part of the
+linear layers and of the keys and values, and no sum; the gate asks those ranks for the crowd and one process for each run.
 
 Processes differ by a hundredth, and the two of a comparison are two. `--variants` compares in one engine: FILE is Python with
 a function for each way to do it, which makes its change and gives back what undoes it. All play each situation in turns, there
@@ -42,12 +44,14 @@ from transformers import AutoTokenizer
 from benchmarks.clocks import Clocks
 from benchmarks.decode import each_network, free
 from benchmarks.results import Clock, Results, parser
-from benchmarks.shapes import SHAPES, TINY
+from benchmarks.shapes import SHAPES, TINY, Shape
 from benchmarks.timing import linears_ms, python_loop_ms
+from benchmarks.whole_engines import save_small
 from manyhands import bundled
 from manyhands.cache.step import Choice
 from manyhands.engine.engine import Engine
 from manyhands.engine.graphs import GraphedPasses
+from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.errors import ManyhandsError
 from manyhands.evaluation.bench import copy_bandwidth
 from manyhands.evaluation.life import (
@@ -156,7 +160,8 @@ class Life:
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.clocks = Clocks(self.device if arguments.clocks else torch.device("cpu"))
         self.variants = variants_of(arguments.variants)
-        kind = "apart_" * arguments.apart + "variants_" * (arguments.variants is not None)
+        kind = f"over_{arguments.ranks}_" if arguments.ranks > 1 else ""
+        kind += "apart_" * arguments.apart + "variants_" * (arguments.variants is not None)
         self.results = Results(f"life_{kind}{name}", arguments, clock)
 
     def run(self) -> None:
@@ -165,15 +170,12 @@ class Life:
             self._check(TINY.write(Path(folder) / "tiny"))
             floor_of = self._floor()
             place = self.shape.write(Path(folder) / "network")
-            engine = Engine.load(
-                place,
-                device=self.arguments.device,
-                dtype=str(self.dtype).removeprefix("torch."),
-                backend=self.arguments.backend,
-                weights="dummy",
-                memory_tokens=4096 if self.arguments.tiny else MEMORY[self.name],
-            )
-            self.results.put(backend=engine.facts.backend, load=round(self.clock.spent, 1))
+            dtype = str(self.dtype).removeprefix("torch.")
+            engine = self._load(place, dtype, 4096 if self.arguments.tiny else MEMORY[self.name])
+            facts = engine.facts
+            self.results.put(backend=facts.backend, load=round(self.clock.spent, 1))
+            if facts.about_ranks:
+                self.results.put(about_ranks=facts.about_ranks)
             began = time.perf_counter()
             engine.get_ready()
             self.results.put(get_ready_seconds=round(time.perf_counter() - began, 2))
@@ -187,6 +189,21 @@ class Life:
             for situation in self.situations:
                 if any(part in situation.name for part in wanted):
                     self._profile(engine, situation)
+            close(engine)
+
+    def _load(
+        self, place: Path, dtype: str, memory_tokens: int, *, ranks: int | None = None
+    ) -> Engine:
+        """The network of a folder, by as many ranks as were asked for, or so many."""
+        return Engine.load(
+            place,
+            device=self.arguments.device,
+            dtype=dtype,
+            backend=self.arguments.backend,
+            weights="auto" if (place / "model.safetensors").exists() else "dummy",
+            memory_tokens=memory_tokens,
+            ranks=self.arguments.ranks if ranks is None else ranks,
+        )
 
     def _in_turns(
         self,
@@ -239,20 +256,18 @@ class Life:
 
     def _check(self, place: Path) -> None:
         """The gate."""
-        engine = Engine.load(
-            place,
-            device=self.arguments.device,
-            dtype="float32",
-            backend=self.arguments.backend,
-            weights="dummy",
-            memory_tokens=16384,
-        )
-        equal, wrong = crowd_equals_alone(engine)
+        alone = None
+        if self.arguments.ranks > 1:  # each rank would make up weights of its own
+            save_small(place, Shape(TINY.title, {**TINY.config, "head_dim": 8}))
+            alone = self._load(place, "float32", 16384, ranks=1)
+        engine = self._load(place, "float32", 16384)
+        equal, wrong = crowd_equals_alone(engine, alone)
         self.results.put(gate={"rows_equal": equal, "rows_that_differ": wrong})
         self.clock.say(f"gate: {equal} rows equal, {wrong} differ")
+        close(engine)
         if wrong:
             raise SystemExit("the gate is red: a crowd's tokens are not those of its runs alone")
-        del engine
+        del engine, alone
         free(self.device)
 
     def _floor(self) -> FloorOf:
@@ -261,14 +276,23 @@ class Life:
             rows = tuple(count for count in rows if count <= _LONE)
         speed = copy_bandwidth(self.device)
         with torch.inference_mode():
-            linears = linears_ms(self.shape.products(), list(rows), self.device, self.dtype)
+            linears = linears_ms(
+                self.shape.products(self.arguments.ranks), list(rows), self.device, self.dtype
+            )
         free(self.device)
         self.results.put(
             model=self.shape.title,
+            ranks=self.arguments.ranks,
             copy_bytes_per_second=round(speed),
             linears_ms={str(count): round(ms, 4) for count, ms in linears.items()},
         )
         return lambda fed, kv_bytes: between(rows, linears, fed) / 1e3 + kv_bytes / speed
+
+
+def close(engine: Engine) -> None:
+    """Let the other ranks go, if there are any: another network, and other ranks, come behind."""
+    if isinstance(engine.executor, RankedExecutor):
+        engine.executor.close()
 
 
 Change = Callable[[], Callable[[], None]]  # makes it, and gives back what undoes it
@@ -320,6 +344,7 @@ def main(words: list[str] | None = None) -> None:
     options.add_argument(
         "--only", default="", help="parts of the names of situations, by semicolons"
     )
+    options.add_argument("--ranks", type=int, default=1, help="GPUs that share each network")
     options.add_argument("--profile", default="", help="of these, print where the host's time goes")
     options.add_argument(
         "--variants",

@@ -61,27 +61,28 @@ class Shape:
         numbers = 3 * int(self.config["hidden_size"]) * int(inner)
         return numbers * 17 // 32 if self.is_mxfp4 else numbers * itemsize
 
-    def products(self) -> list[tuple[int, int]]:
-        """Every linear layer of one pass as (in, out), query with key and value, gate with up: in order.
+    def products(self, ranks: int = 1) -> list[tuple[int, int]]:
+        """Every linear layer of one pass as (in, out), query with key and value, gate with up: in order; the part that each rank has.
 
         Of layers with experts the router's and the shared expert's, and not those of the experts that are chosen.
         """
         config = self.config
-        hidden, inner = config["hidden_size"], config["intermediate_size"]
-        heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+        hidden, inner = config["hidden_size"], config["intermediate_size"] // ranks
+        heads = config["num_attention_heads"] // ranks
+        kv_heads = max(1, config["num_key_value_heads"] // ranks)
         attention = [
             (hidden, (heads + 2 * kv_heads) * self.head_dim),
             (heads * self.head_dim, hidden),
         ]
         mlp = [(hidden, 2 * inner), (inner, hidden)]
-        shared = config.get("n_shared_experts", 0) * config.get("moe_intermediate_size", 0)
+        shared = config.get("n_shared_experts", 0) * config.get("moe_intermediate_size", 0) // ranks
         beside = [(hidden, 2 * shared), (shared, hidden)] if shared else []
         routed = [(hidden, self.num_experts), *beside]
         first = self.num_layers - self.num_stacks
         layers = [
             attention + (mlp if layer < first else routed) for layer in range(self.num_layers)
         ]
-        return [*itertools.chain.from_iterable(layers), (hidden, config["vocab_size"])]
+        return [*itertools.chain.from_iterable(layers), (hidden, config["vocab_size"] // ranks)]
 
     def write(self, folder: Path) -> Path:
         """The configuration as a model folder, to be loaded with dummy weights."""

@@ -552,8 +552,8 @@ class LocalExecutor:
         rows = sources[at] if chosen.rows is None else np.array(chosen.rows)[sources[at]]
         late = Late(chosen.on_device, at, rows)
         if is_sure:
-            outcome = self.passes.begin(plan, late)
-            self._begun = lambda: outcome
+            if (outcome := self.passes.begin(plan, late)) is not None:
+                self._begun = lambda: outcome
         elif self.passes.begin_head(plan, late):
             self._begun = partial(self.passes.finish_head, plan)
         return self._begun is not None

@@ -214,7 +214,7 @@ class GraphedPasses(Passes):
         most = min(2 * largest, capacities.most_for_host(self._layer_bytes))
         return largest if largest < num_tokens <= most else num_tokens
 
-    def begin(self, plan: Plan, late: Late) -> PassOutcome:
+    def begin(self, plan: Plan, late: Late) -> PassOutcome | None:
         """See `Passes.begin`."""
         newest, self._newest, self._lookahead = self._newest, None, None
         if newest is not None and self._goes_on(plan, newest[1]):
@@ -713,18 +713,19 @@ class _Graph:
 
     def start(self, plan: Plan, work: Work, late: Late | None = None) -> PassOutcome:
         """Any plan that fits: send all of it, but for tokens that are there already."""
-        self._pack(plan, work, late)
-        self.replay(late)
+        self._pack(plan, work, late, len(self.recording.parts))
+        self._send(late)
+        self._all()
         return self._outcome(plan)
 
     def start_head(self, plan: Plan, work: Work, heads: Heads, late: Late | None = None) -> None:
         """The head of such a pass; `finish` makes the rest."""
-        self._pack(plan, work, late)
+        self._pack(plan, work, late, heads.num_parts)
         self._send(late)
         self.begin(heads.num_parts, heads)
 
-    def _pack(self, plan: Plan, work: Work, late: Late | None) -> None:
-        """Write all of it into the host's buffer, once that is free."""
+    def _pack(self, plan: Plan, work: Work, late: Late | None, num_parts: int) -> None:
+        """Write all of it into the host's buffer, once that is free, and tell other ranks how many parts are begun with it."""
         self.sent.synchronize()
         integers, growth = self.integers
         pack(plan, work, self.capacity, integers)
@@ -739,7 +740,10 @@ class _Graph:
         elif self.may_grow:
             growth[:grown] = 0
         self.others.start(
-            self.number, self.host[0, : self.num_used], self.host[1, : grown * self.may_grow]
+            self.number,
+            num_parts,
+            self.host[0, : self.num_used],
+            self.host[1, : grown * self.may_grow],
         )
 
     def next(self, plan: Plan, late: Late | None = None) -> PassOutcome:
@@ -762,17 +766,14 @@ class _Graph:
 
     # -- without a word to other ranks: what each of them does -------------------------------------
 
-    def replay(self, late: Late | None = None) -> None:
-        """A whole pass, with the integers of the host's buffer."""
-        self._send(late)
-        self._all()
-
-    def take(self, integers: Ints, growth: Ints) -> None:
-        """Write the integers that rank 0 has told (`Others.start`) into the host's buffer."""
+    def take(self, num_parts: int, integers: Ints, growth: Ints) -> None:
+        """The first parts of a pass, with what rank 0 has told (`Others.start`)."""
         self.sent.synchronize()
         self.num_used, self.may_grow = len(integers), bool(len(growth))
         self.integers[0, : len(integers)] = integers
         self.integers[1, : len(growth)] = growth
+        self._send(None)
+        self.begin(num_parts)
 
     def _send(self, late: Late | None) -> None:
         """In two transfers, or in one where the device has the growth: pages that are no plan's would be most of it."""

@@ -92,11 +92,13 @@ class Others:
         """Whether all ranks could do what this one could, or could not."""
         return could
 
-    def start(self, number: int, integers: Tensor, growth: Tensor) -> None:
-        """The recording of this number is replayed with these integers [used] and, where there is any, this growth [growing]."""
+    def start(self, number: int, num_parts: int, integers: Tensor, growth: Tensor) -> None:
+        """The first parts of the recording of this number are replayed, with these integers [used] and, where there is any, this growth
+        [growing]. Tokens that are not known yet are handed over on the device.
+        """
 
     def follow(self, number: int, token_ids: Ints) -> None:
-        """It is replayed one token later, with these tokens."""
+        """All of it is replayed one token later, with these tokens, or with those that are handed over."""
 
     def begin(self, number: int, num_parts: int) -> None:
         """Its first parts are replayed one token later, with tokens that rank 0 hands over on the device."""
@@ -171,8 +173,13 @@ class Passes:
         """The pass itself; the moves that it relies on have been made."""
         return self.launch(plan, targets)
 
-    def begin(self, plan: Plan, late: Late) -> PassOutcome:
-        """The pass of a plan some of whose tokens are on the device alone."""
+    def begin(self, plan: Plan, late: Late) -> PassOutcome | None:
+        """The pass of a plan some of whose tokens are on the device alone.
+
+        None, and nothing is begun, where it would be launched on several ranks: the others have no such tokens.
+        """
+        if self.others is not ALONE:
+            return None
         self.counts.planned_ahead += 1
         return self._launched(plan, None, late)
 

@@ -388,12 +388,17 @@ def _ms(seconds: float) -> float:
     return round(1e3 * seconds, 3)
 
 
-def crowd_equals_alone(engine: Engine, *, seed: int = 0) -> tuple[int, int]:
-    """Rows whose tokens in a mixed crowd equal those of their run alone, and rows whose tokens do not."""
+def crowd_equals_alone(
+    engine: Engine, other: Engine | None = None, *, seed: int = 0
+) -> tuple[int, int]:
+    """Rows whose tokens in a mixed crowd equal those of their run alone, and rows whose tokens do not.
+
+    `other`: an engine for the runs alone; None is the same one.
+    """
     kinds = [Kind(4, (4, 60), (6, 20), (1, 9), step=5), Kind(3, (4, 90), (4, 16), step=-1)]
     situation = Situation("gate", tuple((3, kind) for kind in kinds), 0)
 
-    def written(alone: bool) -> list[list[Tokens]]:
+    def written(engine: Engine, *, alone: bool) -> list[list[Tokens]]:
         crowd = _Crowd(engine, situation, seed)
         found: list[list[Tokens]] = []
         strategies = []
@@ -404,7 +409,7 @@ def crowd_equals_alone(engine: Engine, *, seed: int = 0) -> tuple[int, int]:
             engine.run_all(group)
         return found
 
-    together, alone = written(alone=False), written(alone=True)
+    together, alone = written(engine, alone=False), written(other or engine, alone=True)
     rows = [
         mine == theirs
         for ours, others in zip(together, alone, strict=True)

@@ -6,6 +6,7 @@ The ranks are threads, and a recorder runs everything again instead of replaying
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Pipe
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.model.families_zoo import NO_TOKENIZER
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from manyhands.attention.triton_backend import TritonBackend
+from manyhands.cache.pages import Move
 from manyhands.engine import capacities
 from manyhands.engine.engine import Engine
 from manyhands.engine.executor import LocalExecutor
@@ -26,12 +28,14 @@ from manyhands.engine.graphs import GraphedPasses
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.ranks.channel import FirstEnd, OtherEnd, Verb
 from manyhands.engine.ranks.follower import Follower
+from manyhands.engine.ranks.packing import pack_moves
 from manyhands.engine.ranks.told import Together, ToldRanks
 from manyhands.model.loading import load_adapter
 from manyhands.model.settings import ModelSettings
 from tests.engine.ranks.models import small_folder
-from tests.engine.small import TOKENIZER, counting, small_engine
+from tests.engine.small import TOKENIZER, counting, finish, small_engine
 from tests.engine.test_graphs import Again, a_team_of, walking
+from tests.engine.test_lookahead import live_alone, turning
 from tests.model.parallel.threads import Meeting, ThreadCollectives
 
 pytestmark = pytest.mark.skipif(
@@ -46,7 +50,7 @@ def small_capacities(monkeypatch: pytest.MonkeyPatch) -> None:
     few = replace(capacities.LEAST, entries=4, pages=4, small=4, partials=8, most_partials=4)
     monkeypatch.setattr(capacities, "LEAST", few)
     one_at_a_time = threading.Lock()
-    for name in ("append", "attend"):
+    for name in ("append", "attend", "move"):
         right: Any = getattr(TritonBackend, name)
 
         def locked(*args: Any, right: Any = right, **kwargs: Any) -> Any:
@@ -70,6 +74,13 @@ class TwoRanks:
             self._executor(folder, part, others, recorder)
             for part, others, recorder in zip(parts, (zero, one), recorders, strict=True)
         ]
+        carry = executors[0].move
+
+        def move(moves: Sequence[Move]) -> None:
+            self.told.tell(Verb.MOVE, *pack_moves(moves))  # as `RankedExecutor` does
+            carry(moves)
+
+        executors[0].move = move  # type: ignore[method-assign]
         self.engine = Engine(executors[0], TOKENIZER)
         self.follower = Follower(OtherEnd(theirs, 1, 2))
         self.follower._executor = executors[1]
@@ -122,6 +133,55 @@ def test_recordings_are_replayed_by_both(small: Path) -> None:
     assert ours.recorded == theirs.recorded > 0
     assert ours.lookaheads > 0
     assert ours.dropped > 0
+    assert recorders[0].num_replays == recorders[1].num_replays > 0
+
+
+def test_passes_of_a_crowd_are_begun_ahead_on_both(small: Path) -> None:
+    """Rows whose steps turn elsewhere at some passes: what was begun is fed by rank 0's device, in vain now and then."""
+    alone = small_engine()
+    expected = [alone.run(each) for each in turning()]
+    recorders = Again(), Again()
+    two = TwoRanks(small, recorders)
+    runs = [two.engine.submit(each) for each in turning()]
+    finish(two.engine, *runs)
+    ours, _ = two.end()
+    assert [run.result() for run in runs] == expected
+    assert ours.planned_ahead > 6
+    assert ours.in_vain > 0
+    assert ours.replayed + ours.followed > 6, "most were recorded"
+    assert recorders[0].num_replays == recorders[1].num_replays > 0
+
+
+def test_control_a_rank_that_is_not_handed_the_tokens_is_noticed(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told marks in their places, which say where on rank 0's device they lie."""
+    alone = small_engine()
+    expected = [alone.run(each) for each in turning()]
+
+    def keep(others: Together, tokens: torch.Tensor) -> None:
+        if isinstance(others, ToldRanks):
+            return
+        torch.clamp_(tokens, min=0)  # as if a mark were the first token
+
+    monkeypatch.setattr(Together, "hand_over", keep)
+    two = TwoRanks(small, (Again(), Again()))
+    runs = [two.engine.submit(each) for each in turning()]
+    finish(two.engine, *runs)
+    two.end()
+    assert [run.result() for run in runs] != expected
+
+
+def test_the_head_of_a_pass_is_begun_on_both(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a step that ends a team alone has the head of its next pass begun; where another one ends then, no rest follows."""
+    monkeypatch.setattr(capacities, "AHEAD", 8)
+    recorders = Again(), Again()
+    two = TwoRanks(small, recorders)
+    two.engine.get_ready()
+    assert live_alone(two.engine) == live_alone(small_engine())
+    ours, _ = two.end()
+    assert ours.heads >= ours.planned_ahead > 3
+    assert ours.dropped > 2
     assert recorders[0].num_replays == recorders[1].num_replays > 0
 
 

@@ -8,7 +8,11 @@ Float32 with TF32 off: what is left is the order of sums. Run it before `python 
 from __future__ import annotations
 
 import faulthandler
+import os
+import random
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +26,10 @@ from manyhands.engine.ranks.world import World
 from manyhands.errors import ManyhandsError
 from manyhands.model.settings import ModelSettings
 from tests.engine.ranks.models import family_folder, small_folder
-from tests.engine.small import counting, story, team
+from tests.engine.small import counting, finish, story, story_of, team
+from tests.engine.test_lookahead import live_alone
 from tests.engine.test_preemption import SAMPLED
+from tests.engine.test_scheduler import CHOICES, a_mixed_crowd
 from tests.model.test_conformance import FLOAT32, ZOO, told_to
 
 pytestmark = pytest.mark.skipif(
@@ -78,6 +84,58 @@ def test_recorded_passes_and_running_ahead(seed: int, world: World, small: Path)
     assert counts.followed > 0
     assert ranked.executor.about is not None
     assert "were recorded" in ranked.executor.about
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_crowd_whose_passes_are_begun_ahead(choice: str, world: World, small: Path) -> None:
+    """Of what rank 0's device alone knows the others are handed the tokens, also where rows are fed in vain."""
+    crowd = a_mixed_crowd(CHOICES[choice])
+    single = one(small, memory_tokens=16384)
+    expected = {name: story(single, make()) for name, make in crowd.items()}
+    ranked = two(world, small, memory_tokens=16384)
+    ranked.get_ready()
+    before = ranked.executor.counts
+    for _ in range(2):
+        runs = {name: ranked.submit(make()) for name, make in crowd.items()}
+        finish(ranked, *runs.values())
+        assert {name: story_of(run) for name, run in runs.items()} == expected
+    counts = ranked.executor.counts - before
+    assert counts.planned_ahead > 20
+    if choice == "sampled":
+        assert counts.in_vain > 0
+
+
+def test_a_team_alone_whose_steps_end(world: World, small: Path) -> None:
+    """The head of the pass behind an ended step is begun on all ranks, and dropped where another step ends."""
+    ranked = two(world, small, memory_tokens=16384)
+    ranked.get_ready()
+    before = ranked.executor.counts
+    assert live_alone(ranked) == live_alone(one(small, memory_tokens=16384))
+    counts = ranked.executor.counts - before
+    assert counts.heads >= counts.planned_ahead > 3
+    assert counts.dropped > 2
+
+
+def test_an_interrupt_while_passes_are_begun_ahead(world: World, small: Path) -> None:
+    """The ranks are in step behind each one, and write the same tokens."""
+    crowd = a_mixed_crowd(SAMPLED)
+    ranked = two(world, small, memory_tokens=16384)
+    ranked.get_ready()
+    expected = [answer.text for answer in ranked.run_all([make() for make in crowd.values()])]
+    moments, num_interrupted = random.Random(0), 0
+    for _ in range(12):
+        strike = threading.Timer(moments.uniform(0, 0.1), os.kill, (os.getpid(), signal.SIGINT))
+        try:
+            strike.start()
+            ranked.run_all([make() for make in crowd.values()])
+            strike.join()
+            time.sleep(0.01)
+        except KeyboardInterrupt:
+            num_interrupted += 1
+        strike.join()
+    assert num_interrupted == 12
+    again = ranked.run_all([make() for make in crowd.values()])
+    assert [answer.text for answer in again] == expected
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

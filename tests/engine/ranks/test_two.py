@@ -14,14 +14,16 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
+from manyhands.cache.pages import Move
 from manyhands.cli.options import SolveOptions
 from manyhands.engine.engine import Engine
+from manyhands.engine.passes import Passes
 from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.world import LONGEST_END, World
 from manyhands.errors import InvalidRequest, ModelNotFound, OutOfMemory, RanksFailed
@@ -38,7 +40,18 @@ from manyhands.strategies.shared_prefix import Prompt, shared_prefix
 from tests.covers import spared
 from tests.engine.ranks.models import alone, family_folder, ranked, small_folder
 from tests.engine.ranks.test_processes import is_gone
-from tests.engine.small import FEW, SHORT_END, TEXT, counting, executor_of, solo, story, team
+from tests.engine.small import (
+    FEW,
+    SHORT_END,
+    TEXT,
+    counting,
+    executor_of,
+    finish,
+    solo,
+    story,
+    story_of,
+    team,
+)
 from tests.engine.test_preemption import HASHES, SAMPLED
 from tests.engine.test_restore import recorded
 from tests.engine.test_speculation import completions
@@ -145,6 +158,30 @@ def test_preempted_runs_come_back(world: World, small: Path) -> None:
     two = ranked(world, small, memory_tokens=640, overcommit=3.0)
     assert answers(two) == answers(alone(small, memory_tokens=8192))
     assert two.num_preemptions > 0
+
+
+def test_a_crowd_whose_next_pass_is_planned_while_one_is_made(
+    world: World, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys are carried for that plan inside of a pass, by all ranks; launched one by one such a pass cannot be begun."""
+    monkeypatch.setattr(Passes, "plans_ahead", True)
+    depths = list[bool]()
+    move = RankedExecutor.move
+
+    def noting(executor: RankedExecutor, moves: Sequence[Move]) -> None:
+        depths.append(world._in_verb.is_set())
+        move(executor, moves)
+        assert world._in_verb.is_set() is depths[-1], "the work around it goes on"
+
+    monkeypatch.setattr(RankedExecutor, "move", noting)
+    two = ranked(world, small, memory_tokens=8192, check_ranks=True)
+    one = alone(small, memory_tokens=8192)
+    crowd = [lambda seed=seed: team(2 + seed, choice=SAMPLED, seed=seed) for seed in range(3)]
+    runs = [two.submit(make()) for make in crowd]
+    finish(two, *runs)
+    assert [story_of(run) for run in runs] == [story(one, make()) for make in crowd]
+    assert two.executor.counts.planned_ahead == 0
+    assert {True, False} == set(depths)
 
 
 def test_a_run_is_restored_from_its_trace(world: World, small: Path) -> None:

@@ -127,16 +127,29 @@ class RankedExecutor(LocalExecutor):
         targets: Targets | None = None,
         ahead: Ahead | None = None,
     ) -> tuple[int, ...]:
-        """See `Executor.run`. Nothing is begun ahead but what `lookahead` allows."""
+        """See `Executor.run`."""
         with self.world.whole():
             return super().run(
-                plan, choices, lookahead=lookahead, weighing=weighing, targets=targets
+                plan,
+                choices,
+                lookahead=lookahead,
+                weighing=weighing,
+                targets=targets,
+                ahead=ahead,
             )
 
-    @property
-    def plans_ahead(self) -> bool:
-        """False: the other ranks are told of passes that were asked for."""
-        return False
+    def go_on(
+        self,
+        rows: Sequence[int],
+        choices: Sequence[Choice],
+        *,
+        lookahead: bool = False,
+        weighing: Weighing | None = None,
+        ahead: Ahead | None = None,
+    ) -> tuple[int, ...]:
+        """See `Executor.go_on`."""
+        with self.world.whole():
+            return super().go_on(rows, choices, lookahead=lookahead, weighing=weighing, ahead=ahead)
 
     def record_ahead(self, told: Callable[[int, int], None]) -> None:
         """See `Executor.record_ahead`."""

@@ -115,9 +115,8 @@ class Follower:
         self.graphs.record(Capacity(*sizes), page_size)
 
     def _start(self, arrays: Iterator[Ints]) -> None:
-        graph = self.graphs.recordings[int(next(arrays)[0])]
-        graph.take(*arrays)
-        graph.replay()
+        number, num_parts = next(arrays).tolist()
+        self.graphs.recordings[number].take(num_parts, *arrays)
 
     def _follow(self, arrays: Iterator[Ints]) -> None:
         self.graphs.recordings[int(next(arrays)[0])].follow(next(arrays))

@@ -80,10 +80,10 @@ class ToldRanks(Together):
         """See `Others.record`."""
         self.told.tell(Verb.RECORD, _ints(page_size, *capacity), _ints(*ends))
 
-    def start(self, number: int, integers: Tensor, growth: Tensor) -> None:
+    def start(self, number: int, num_parts: int, integers: Tensor, growth: Tensor) -> None:
         """See `Others.start`."""
         both = (each.numpy().astype(np.int64) for each in (integers, growth))
-        self.told.tell(Verb.START, _ints(number), *both)
+        self.told.tell(Verb.START, _ints(number, num_parts), *both)
 
     def follow(self, number: int, token_ids: Ints) -> None:
         """See `Others.follow`."""

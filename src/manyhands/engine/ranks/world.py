@@ -119,8 +119,12 @@ class World:
     def whole(self) -> Iterator[None]:
         """The work of all ranks inside is done as a whole: interrupts wait, and an error ends all.
 
-        Errors of ours are raised when the ranks have done the same; they may be asked again. Raises RanksFailed.
+        Errors of ours are raised when the ranks have done the same; they may be asked again. Raises RanksFailed. Work inside of
+        other work is a part of it: while the tokens of a pass are chosen, the next one is planned, and carries keys.
         """
+        if self._in_verb.is_set():
+            yield
+            return
         self.check()
         with held_back():
             self._in_verb.set()
