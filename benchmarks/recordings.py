@@ -47,10 +47,12 @@ def newest_plan(engine: Engine, situation: Situation) -> Plan:
     found: list[Plan] = []
     pack = graphs._Graph._pack
 
-    def noting(graph: graphs._Graph, plan: Plan, work: Work, late: Late | None) -> None:
+    def noting(
+        graph: graphs._Graph, plan: Plan, work: Work, late: Late | None, num_parts: int
+    ) -> None:
         if plan.num_tokens == plan.num_rows:
             found.append(plan)
-        pack(graph, plan, work, late)
+        pack(graph, plan, work, late, num_parts)
 
     with patch.object(graphs._Graph, "_pack", noting):
         live(engine, situation, seed=1)

@@ -354,7 +354,7 @@ def test_what_has_grown_grows_no_more_behind_another_plan() -> None:
         plan = engine.planner.plan(Step([Row(View([Block()]), feed)]))
         assert plan.lockstep is None
         work = cut(plan, passes.backend.tiling, graph.capacity.cutting)
-        graph._pack(plan, work, None)
+        graph._pack(plan, work, None, 1)
         expected = np.full(graph.capacity.num_integers, 7, dtype=np.int32)
         pack(plan, work, graph.capacity, expected)
         for name, start, size in graph.capacity.sections():

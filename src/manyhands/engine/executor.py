@@ -568,6 +568,11 @@ class LocalExecutor:
             self._drop_begun()
         return tokens
 
+    def forget(self) -> None:
+        """Drop all recordings, and the pass that was begun with one: its logits would hold it."""
+        self._begun = None
+        self.passes.forget()
+
     def _drop_begun(self) -> None:
         """A pass that was begun ahead is not taken up, and its logits may be written over."""
         self.passes.counts.dropped += self._begun is not None

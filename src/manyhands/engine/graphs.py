@@ -524,8 +524,7 @@ class GraphedPasses(Passes):
             (tokens, kind): capacities.wide_capacity(tokens, tiling, kind)
             for tokens, kind in capacities.kinds_ahead(most, tiling)
         }
-        # Other ranks are told of recordings alone, so there nothing is tried out.
-        uncommon = capacities.uncommon_capacities(tiling) if self.others is ALONE else []
+        uncommon = capacities.uncommon_capacities(tiling)
         first, *rest = wide.values()
         at_once = self._can_compile_at_once
         num_wide = len(wide)
@@ -551,17 +550,27 @@ class GraphedPasses(Passes):
                     num_compiled, at_once = kernels.num_noted, False
                 if (graph := self._record(page_size, capacity)) is not None:
                     self._ahead[kind] = graph
-        for capacity in uncommon if self.trouble is None else ():
-            self._attend(page_size, capacity)  # loads their kernels
-        self._load_for_prompts(page_size)
-        self.memory.move((), self.backend)  # so does carrying nothing
-        self._fill_nothing()
+        if self.trouble is not None:
+            uncommon = []
+        self.others.load(page_size, [astuple(each) for each in uncommon])
+        self.load(page_size, uncommon)
         self.recorder.recover()  # recordings are repeated while the next is made: a fault is said here at the latest
         told(num_compiled + num_wide, num_compiled + num_wide)
 
     @property
     def _can_compile_at_once(self) -> bool:
-        return self.others is ALONE and not self.backend.interpreted
+        return not self.backend.interpreted
+
+    def load(self, page_size: int, uncommon: Sequence[Capacity]) -> None:
+        """Launch what no recording has, so that it is there: attention of such passes, and what prompts and late tokens want besides.
+
+        No sum is in it, so no rank waits for another one.
+        """
+        for capacity in uncommon:
+            self._attend(page_size, capacity)
+        self._load_for_prompts(page_size)
+        self.memory.move((), self.backend)  # carrying nothing loads its kernel
+        self._fill_nothing()
 
     def _compile(
         self,
@@ -570,9 +579,12 @@ class GraphedPasses(Passes):
         uncommon: Sequence[Capacity],
         told: Callable[[int, int], None],
     ) -> Kernels:
-        """Compile at once what passes of these capacities launch. Whatever hinders it, recordings will say."""
+        """Compile at once what passes of these capacities launch. Whatever hinders it, recordings will say.
+
+        Other ranks find it in the cache on disk.
+        """
         try:
-            with compiling_at_once(told) as kernels:
+            with self.others.alone(), compiling_at_once(told) as kernels:
                 for index, capacity in enumerate(wide):
                     logits, _ = _Graph(self, capacity, page_size).try_out(self)
                     if index == 0:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +88,13 @@ class Others:
 
     def record(self, capacity: Sequence[int], page_size: int, ends: Sequence[int]) -> None:
         """A pass of this capacity is recorded, in parts that end at these layers."""
+
+    def load(self, page_size: int, capacities: Sequence[Sequence[int]]) -> None:
+        """The kernels of attention of such passes are loaded, and those that no recording has (`GraphedPasses.load`)."""
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Inside, this rank launches without the others, and what that gives means nothing."""
+        return nullcontext()
 
     def all_could(self, could: bool) -> bool:
         """Whether all ranks could do what this one could, or could not."""

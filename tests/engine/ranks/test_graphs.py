@@ -185,6 +185,20 @@ def test_the_head_of_a_pass_is_begun_on_both(small: Path, monkeypatch: pytest.Mo
     assert recorders[0].num_replays == recorders[1].num_replays > 0
 
 
+def test_a_pass_that_was_begun_goes_with_the_recordings(small: Path) -> None:
+    """Its logits are those of a recording, and a group of NCCL is not let go of while one is held."""
+    two = TwoRanks(small, (Again(), Again()))
+    for each in turning():
+        two.engine.submit(each)
+    executor: Any = two.engine.executor
+    while not executor.has_begun:
+        two.engine.step()
+    executor.forget()
+    assert not executor.has_begun
+    assert executor.passes.num_graphs == 0
+    two.end()
+
+
 class Settling(Again):
     settled = 0
 

@@ -8,7 +8,6 @@ import time
 import weakref
 from collections.abc import Callable
 from multiprocessing.connection import Pipe
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,7 +89,7 @@ def test_recordings_go_before_the_group(monkeypatch: pytest.MonkeyPatch) -> None
     order.clear()
     ours, theirs = Pipe()
     follower = Follower(OtherEnd(theirs, 1, 2))
-    executor: Any = SimpleNamespace(passes=passes)
+    executor: Any = passes
     follower._executor = executor
     monkeypatch.setattr(follower_of_ranks, "Follower", lambda heard: follower)
     FirstEnd([ours]).tell(Verb.END)

@@ -163,3 +163,20 @@ def test_sums_through_peers_memory(dtype: str, world: World, small: Path) -> Non
     peers.meeting.epochs.add_(1)  # rank 0 waits for a flag that comes one sum late
     with pytest.raises(ManyhandsError, match="not numbers"):
         ours.run(counting(PROMPT, 4))
+
+
+def test_ranks_that_come_behind_others_have_peers_too(world: World, small: Path) -> None:
+    """The last test here, since it ends the ranks of all others. Rank 0 has met those, and the new ones have met nobody."""
+    two(world, small, memory_tokens=512)
+    if world.collectives.peers is None:
+        pytest.skip(world.collectives.about_peers)
+    world.end()
+    second = World.start(2, "cuda")
+    try:
+        began = time.monotonic()
+        engine = two(second, small, memory_tokens=512)
+        assert second.collectives.peers is not None, second.collectives.about_peers
+        assert time.monotonic() - began < 20
+        assert engine.run(counting(PROMPT, 4)).text == one(small).run(counting(PROMPT, 4)).text
+    finally:
+        second.end()

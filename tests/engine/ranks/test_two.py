@@ -176,11 +176,17 @@ def test_a_crowd_whose_next_pass_is_planned_while_one_is_made(
     monkeypatch.setattr(RankedExecutor, "move", noting)
     two = ranked(world, small, memory_tokens=8192, check_ranks=True)
     one = alone(small, memory_tokens=8192)
-    crowd = [lambda seed=seed: team(2 + seed, choice=SAMPLED, seed=seed) for seed in range(3)]
-    runs = [two.submit(make()) for make in crowd]
+
+    def crowd() -> list[Strategy]:
+        return [team(2 + seed, choice=SAMPLED, seed=seed) for seed in range(3)]
+
+    runs = [two.submit(each) for each in crowd()]
     finish(two, *runs)
-    assert [story_of(run) for run in runs] == [story(one, make()) for make in crowd]
+    assert [story_of(run) for run in runs] == [story(one, each) for each in crowd()]
     assert two.executor.counts.planned_ahead == 0
+    assert any(two.executor is each for each in world.recorded), (
+        "what was begun goes before the group"
+    )
     assert {True, False} == set(depths)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from manyhands.model.parallel import finding
 from manyhands.model.parallel.finding import find_peers
+from tests.model.parallel.threads import Meeting, ThreadCollectives
 
 CPU = torch.device("cpu")
 WIDTH = 8
@@ -54,6 +56,7 @@ def found(monkeypatch: pytest.MonkeyPatch, sums: Callable[[Tensor, int], Tensor]
     monkeypatch.setattr(finding, "_trouble", lambda *_: "")
     monkeypatch.setattr(finding, "_taken", lambda *_: torch.zeros(1))
     monkeypatch.setattr(finding, "_joined", lambda *_: peers)
+    monkeypatch.setattr(finding, "_draw_level", lambda *_: None)
     both = Two()
     cuda: Any = SimpleNamespace(type="cuda", index=0)
     monkeypatch.setattr(finding, "_all", lambda group, could, _: int(group.sum(int(could))) == 2)
@@ -85,3 +88,34 @@ def test_on_a_cpu_nothing_is_tried() -> None:
     both = Two()
     find_peers(both, WIDTH, torch.float32, CPU)  # type: ignore[arg-type]
     assert (both.peers, both.asked, both.about_peers) == (None, [], "")
+
+
+@pytest.mark.parametrize(
+    ("before", "behind"),
+    [
+        ((0, 0, 0), (2, 2, 2)),
+        ((4, 0, 0), (6, 6, 6)),  # rank 0 has met ranks that are gone
+        ((4, 0, -1), (6, 2, -1)),  # torch does not say it of one
+        ((1, 0, 0), (3, 4, 4)),  # a meeting that failed midway: not to be mended, and nothing hangs
+    ],
+)
+def test_ranks_whose_processes_have_met_others_draw_level(
+    monkeypatch: pytest.MonkeyPatch, before: tuple[int, ...], behind: tuple[int, ...]
+) -> None:
+    """Each meeting with oneself takes two words, as one with others does."""
+    told = threading.local()
+
+    def words_by_now(_: torch.device) -> int:
+        told.words += 2 if told.words >= 0 else 0
+        words: int = told.words
+        return words
+
+    monkeypatch.setattr(finding, "_words_by_now", words_by_now)
+
+    def level(part: ThreadCollectives) -> int:
+        told.words = before[part.rank]
+        finding._draw_level(part, CPU)  # type: ignore[arg-type]
+        words: int = told.words
+        return words
+
+    assert tuple(Meeting(3).run(level)) == behind

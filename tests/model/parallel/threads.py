@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +22,9 @@ class ThreadCollectives:
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self.rank, self.size = rank, meeting.size
         self._meeting = meeting
+
+    def alone(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def sum(self, x: Tensor) -> Tensor:
         return torch.stack(self._meeting.all_of(self.rank, x)).sum(0)

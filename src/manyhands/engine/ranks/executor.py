@@ -51,7 +51,7 @@ class RankedExecutor(LocalExecutor):
             world.told, world.collectives, world.device, compares=settings.check_ranks
         )
         super().__init__(network.adapter, settings, fused=network.fused, others=others)
-        world.recorded.add(self.passes)
+        world.recorded.add(self)
 
     @classmethod
     def load(cls, settings: ModelSettings, *, downloads: bool = False) -> tuple[Self, Any]:

@@ -66,7 +66,7 @@ class Follower:
     def forget(self) -> None:
         """Drop all recordings: NCCL does not let go of a group that a graph's sums need."""
         if self._executor is not None:
-            self._executor.passes.forget()
+            self._executor.forget()
 
     def obey(self, verb: Verb, arrays: Iterator[Ints]) -> bool:
         """Do it; False if that is the end."""
@@ -113,6 +113,10 @@ class Follower:
         page_size, *sizes = next(arrays).tolist()
         self.graphs.part_ends = tuple(next(arrays).tolist())
         self.graphs.record(Capacity(*sizes), page_size)
+
+    def _prepare(self, arrays: Iterator[Ints]) -> None:
+        page_size = int(next(arrays)[0])
+        self.graphs.load(page_size, [Capacity(*sizes.tolist()) for sizes in arrays])
 
     def _start(self, arrays: Iterator[Ints]) -> None:
         number, num_parts = next(arrays).tolist()

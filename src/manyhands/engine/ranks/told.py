@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -53,6 +54,10 @@ class Together(Others):
         number = torch.tensor(int(could), dtype=torch.int64, device=self.device)
         return int(self.collectives.sum(number)) == self.collectives.size
 
+    def alone(self) -> AbstractContextManager[None]:
+        """See `Others.alone`."""
+        return self.collectives.alone()
+
     def hand_over(self, tokens: Tensor) -> None:
         """See `Others.hand_over`."""
         self.collectives.take_over(tokens)
@@ -79,6 +84,10 @@ class ToldRanks(Together):
     def record(self, capacity: Sequence[int], page_size: int, ends: Sequence[int]) -> None:
         """See `Others.record`."""
         self.told.tell(Verb.RECORD, _ints(page_size, *capacity), _ints(*ends))
+
+    def load(self, page_size: int, capacities: Sequence[Sequence[int]]) -> None:
+        """See `Others.load`."""
+        self.told.tell(Verb.PREPARE, _ints(page_size), *(_ints(*each) for each in capacities))
 
     def start(self, number: int, num_parts: int, integers: Tensor, growth: Tensor) -> None:
         """See `Others.start`."""

@@ -58,7 +58,7 @@ _OTHER_SIDE = ("onnection", "peer", "NCCL")  # in the reason of a rank that only
 
 
 class Forgets(Protocol):
-    """Passes that may hold recordings."""
+    """What may hold recordings."""
 
     def forget(self) -> None:
         """Drop them all."""
@@ -188,8 +188,8 @@ class World:
         force = threading.Timer(LONGEST_END, self._force)
         force.daemon = True
         force.start()
-        for passes in list(self.recorded):
-            passes.forget()
+        for holder in list(self.recorded):
+            holder.forget()
         if self.lost is None:
             with suppress(OSError, RuntimeError):
                 self.told.tell(Verb.END)
@@ -250,8 +250,8 @@ class World:
             if self._has_ended.is_set() or not is_busy:
                 return
             if time.monotonic() > began + _PATIENCE:
-                for passes in list(self.recorded):
-                    passes.forget()
+                for holder in list(self.recorded):
+                    holder.forget()
             time.sleep(0.05)
         self._force()
 

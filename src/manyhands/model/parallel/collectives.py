@@ -10,6 +10,8 @@ Nothing here is differentiable. A network that is cut is for inference.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -50,6 +52,9 @@ class Collectives(Protocol):
     def take_over(self, x: Tensor) -> None:
         """Write rank 0's x [...] over all ranks'."""
 
+    def alone(self) -> AbstractContextManager[None]:
+        """Inside, this rank's calls are made without the others, and what they give means nothing: for launches that are tried out."""
+
 
 class GroupCollectives:
     """Collectives of a process group of torch.distributed."""
@@ -62,6 +67,7 @@ class GroupCollectives:
         self.name = str(dist.get_backend(group))
         self.peers: Peers | None = None
         self.about_peers = ""  # how sums of few tokens are made, for people
+        self._is_alone = False
 
     def forget_peers(self) -> None:
         """Let their memory go: another model is loaded. A pass that nobody waited for ends first."""
@@ -72,15 +78,27 @@ class GroupCollectives:
     def sum(self, x: Tensor) -> Tensor:
         """See `Collectives.sum`."""
         x = x.contiguous()
-        dist.all_reduce(x, group=self.group)
+        if not self._is_alone:
+            dist.all_reduce(x, group=self.group)
         return x
 
     def gather(self, x: Tensor) -> Tensor:
         """See `Collectives.gather`."""
         listed = torch.empty(self.size * x.numel(), dtype=x.dtype, device=x.device)
-        _gather(listed, x.contiguous().view(-1), group=self.group)
+        if not self._is_alone:
+            _gather(listed, x.contiguous().view(-1), group=self.group)
         return listed.view(self.size, *x.shape)
 
     def take_over(self, x: Tensor) -> None:
         """See `Collectives.take_over`."""
-        dist.broadcast(x, 0, group=self.group)
+        if not self._is_alone:
+            dist.broadcast(x, 0, group=self.group)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """See `Collectives.alone`. Peers would be waited for."""
+        peers, self.peers, self._is_alone = self.peers, None, True
+        try:
+            yield
+        finally:
+            self.peers, self._is_alone = peers, False

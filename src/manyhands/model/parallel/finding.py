@@ -9,11 +9,16 @@ The memory comes from torch (`torch.distributed._symmetric_memory`); multicast s
 Torch makes memory known to all in a *rendezvous*, in which each rank waits for all others. It does not let other
 threads of its process run meanwhile, so nothing could tell it that another rank has gone elsewhere. Therefore the
 ranks agree, before it, that each has its memory; and it gives up after `_LONGEST_MEETING`.
+
+Torch numbers the words of its meetings by process. Rank 0 may have had some with ranks of an earlier model, whose processes are
+gone; and new ones would leave their words under other numbers. So each rank meets itself alone first, in a store of its own where
+its number can be seen, and goes on with that until it has come as far as the others.
 """
 
 from __future__ import annotations
 
 import datetime
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,6 +35,9 @@ PLACES = 256  # tokens of one sum; wider passes have products that are longer th
 _TRIES = (1, 3, PLACES, 2, 1)  # tokens of the sums that are compared
 _PATIENCE = 1 << 24  # looks at a flag while it is tried: seconds, as a kernel is compiled first
 _LONGEST_MEETING = datetime.timedelta(seconds=30)  # all ranks come at once; it takes milliseconds
+_WORDS = "CUDASymmetricMemory"  # how torch calls them in a store
+_MOST_WORDS, _UNKNOWN = 4096, -1
+_NUMBERS = itertools.count()
 _KINDS = ("cuda",)  # of devices on which it is tried
 _FAILURES = (
     RuntimeError,
@@ -61,6 +69,7 @@ def _found(
         except _FAILURES as error:
             trouble = _said(error)
         if _all(collectives, memory is not None, device):
+            _draw_level(collectives, device)
             assert memory is not None, "all ranks have theirs"
             try:
                 peers = _joined(memory, collectives, width, dtype)
@@ -98,6 +107,31 @@ def _taken(size: int, width: int, dtype: torch.dtype, device: torch.device) -> T
     num_bytes = 2 * size * PLACES * width * word
     taken: Tensor = symmetric.empty(num_bytes, dtype=torch.uint8, device=device)
     return taken
+
+
+def _draw_level(collectives: GroupCollectives, device: torch.device) -> None:
+    """Let all ranks come to the same number of words; where that is not known, or cannot be, the meeting fails in time."""
+    own = _words_by_now(device)
+    all_ranks = collectives.gather(torch.tensor(own, dtype=torch.int64, device=device))
+    while _UNKNOWN < own < int(all_ranks.max()) and int(all_ranks.min()) > _UNKNOWN:
+        own = _words_by_now(device)
+
+
+def _words_by_now(device: torch.device) -> int:
+    """How many words this process has exchanged in meetings, those of one with itself alone included; _UNKNOWN where torch does not say."""
+    from torch.distributed import _symmetric_memory
+
+    symmetric: Any = _symmetric_memory
+    try:
+        store: Any = vars(dist)["HashStore"]()
+        name = f"manyhands, alone {next(_NUMBERS)}"
+        symmetric._SymmetricMemory.set_group_info(name, 0, 1, store)
+        alone = symmetric.empty(16, dtype=torch.uint8, device=device)
+        symmetric._SymmetricMemory.rendezvous(alone, name)
+        words = [store.check([f"{_WORDS}/{number}/0"]) for number in range(_MOST_WORDS)]
+    except _FAILURES:
+        return _UNKNOWN
+    return max((number for number, is_there in enumerate(words) if is_there), default=_UNKNOWN)
 
 
 def _joined(memory: Tensor, collectives: GroupCollectives, width: int, dtype: torch.dtype) -> Peers:
