@@ -184,8 +184,8 @@ def test_a_crowd_whose_next_pass_is_planned_while_one_is_made(
     finish(two, *runs)
     assert [story_of(run) for run in runs] == [story(one, each) for each in crowd()]
     assert two.executor.counts.planned_ahead == 0
-    assert id(two.executor) in map(id, world.recorded), "what was begun goes before the group"
-    )
+    held = list(map(id, world.recorded))
+    assert id(two.executor) in held, "what was begun goes before the group"
     assert {True, False} == set(depths)
 
 
