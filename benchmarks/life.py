@@ -35,7 +35,8 @@ import runpy
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -52,6 +53,7 @@ from manyhands.cache.step import Choice
 from manyhands.engine.engine import Engine
 from manyhands.engine.graphs import GraphedPasses
 from manyhands.engine.ranks.executor import RankedExecutor
+from manyhands.engine.ranks.world import World
 from manyhands.errors import ManyhandsError
 from manyhands.evaluation.bench import copy_bandwidth
 from manyhands.evaluation.life import (
@@ -67,6 +69,7 @@ from manyhands.evaluation.life import (
     live,
     one_team,
 )
+from manyhands.model.settings import ModelSettings
 from manyhands.prompts.load import Prompts
 from manyhands.strategies.base import Strategy
 from manyhands.strategies.hogwild import hogwild
@@ -153,6 +156,7 @@ class Life:
         self.arguments, self.clock = arguments, clock
         self.name, self.device = name, torch.device(arguments.device)
         self.shape = TINY if arguments.tiny else SHAPES[name]
+        self.world: World | None = None
         self.situations = TINY_SITUATIONS if arguments.tiny else SITUATIONS[name]
         if arguments.only:
             wanted = arguments.only.split(";")
@@ -166,12 +170,15 @@ class Life:
 
     def run(self) -> None:
         """Gate, floor, situations."""
-        with tempfile.TemporaryDirectory() as folder:
+        if self.arguments.ranks > 1:
+            self.world = World.start(self.arguments.ranks, self.arguments.device)
+        with tempfile.TemporaryDirectory() as folder, ending(self.world):
             self._check(TINY.write(Path(folder) / "tiny"))
             floor_of = self._floor()
             place = self.shape.write(Path(folder) / "network")
             dtype = str(self.dtype).removeprefix("torch.")
-            engine = self._load(place, dtype, 4096 if self.arguments.tiny else MEMORY[self.name])
+            memory = 4096 if self.arguments.tiny else MEMORY[self.name]
+            engine = self._load(place, dtype, memory, self.world)
             facts = engine.facts
             self.results.put(backend=facts.backend, load=round(self.clock.spent, 1))
             if facts.about_ranks:
@@ -189,21 +196,20 @@ class Life:
             for situation in self.situations:
                 if any(part in situation.name for part in wanted):
                     self._profile(engine, situation)
-            close(engine)
 
-    def _load(
-        self, place: Path, dtype: str, memory_tokens: int, *, ranks: int | None = None
-    ) -> Engine:
-        """The network of a folder, by as many ranks as were asked for, or so many."""
-        return Engine.load(
+    def _load(self, place: Path, dtype: str, memory_tokens: int, world: World | None) -> Engine:
+        """The network of a folder, over the ranks of a world or on one device."""
+        settings = ModelSettings(
             place,
             device=self.arguments.device,
             dtype=dtype,
             backend=self.arguments.backend,
             weights="auto" if (place / "model.safetensors").exists() else "dummy",
             memory_tokens=memory_tokens,
-            ranks=self.arguments.ranks if ranks is None else ranks,
         )
+        if world is None:
+            return Engine.load(settings)
+        return Engine(*RankedExecutor.on(world, settings), settings)
 
     def _in_turns(
         self,
@@ -257,14 +263,13 @@ class Life:
     def _check(self, place: Path) -> None:
         """The gate."""
         alone = None
-        if self.arguments.ranks > 1:  # each rank would make up weights of its own
+        if self.world is not None:  # each rank would make up weights of its own
             save_small(place, Shape(TINY.title, {**TINY.config, "head_dim": 8}))
-            alone = self._load(place, "float32", 16384, ranks=1)
-        engine = self._load(place, "float32", 16384)
+            alone = self._load(place, "float32", 16384, None)
+        engine = self._load(place, "float32", 16384, self.world)
         equal, wrong = crowd_equals_alone(engine, alone)
         self.results.put(gate={"rows_equal": equal, "rows_that_differ": wrong})
         self.clock.say(f"gate: {equal} rows equal, {wrong} differ")
-        close(engine)
         if wrong:
             raise SystemExit("the gate is red: a crowd's tokens are not those of its runs alone")
         del engine, alone
@@ -289,10 +294,14 @@ class Life:
         return lambda fed, kv_bytes: between(rows, linears, fed) / 1e3 + kv_bytes / speed
 
 
-def close(engine: Engine) -> None:
-    """Let the other ranks go, if there are any: another network, and other ranks, come behind."""
-    if isinstance(engine.executor, RankedExecutor):
-        engine.executor.close()
+@contextmanager
+def ending(world: World | None) -> Iterator[None]:
+    """Behind it the other ranks go, if there are any: those of another network come behind."""
+    try:
+        yield
+    finally:
+        if world is not None:
+            world.end()
 
 
 Change = Callable[[], Callable[[], None]]  # makes it, and gives back what undoes it

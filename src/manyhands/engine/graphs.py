@@ -40,6 +40,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from manyhands.attention.attend import LayerCall
@@ -778,7 +779,7 @@ class _Graph:
 
     # -- without a word to other ranks: what each of them does -------------------------------------
 
-    def take(self, num_parts: int, integers: Ints, growth: Ints) -> None:
+    def take(self, num_parts: int, integers: NDArray[np.int32], growth: NDArray[np.int32]) -> None:
         """The first parts of a pass, with what rank 0 has told (`Others.start`)."""
         self.sent.synchronize()
         self.num_used, self.may_grow = len(integers), bool(len(growth))

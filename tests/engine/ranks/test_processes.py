@@ -17,6 +17,7 @@ import pytest
 
 from manyhands.engine.ranks import processes
 from manyhands.engine.ranks.channel import FirstEnd, Verb, ints_of, packed, text_of, unpacked
+from manyhands.engine.ranks.packing import pack_int32, unpack_int32
 from manyhands.engine.ranks.processes import Processes
 from manyhands.errors import RanksFailed
 from manyhands.sandbox import held_back, signals
@@ -52,13 +53,22 @@ def heard_from(others: Processes) -> list[dict[str, Any]]:
 
 def test_a_message_comes_back_as_it_was() -> None:
     arrays = [np.array([5, -7, 1 << 40]), np.zeros(0, dtype=np.int64), ints_of("Grüße")]
-    verb, back = unpacked(packed(Verb.MOVE, arrays))
+    verb, back = unpacked(packed(Verb.MOVE, arrays).tobytes())
     found = list(back)
     assert verb is Verb.MOVE
     assert [each.tolist() for each in found] == [each.tolist() for each in arrays]
     assert text_of(found[2]) == "Grüße"
-    verb, none = unpacked(packed(Verb.END, []))
+    verb, none = unpacked(packed(Verb.END, []).tobytes())
     assert (verb, list(none)) == (Verb.END, [])
+
+
+@pytest.mark.parametrize("sizes", [(0, 0), (1, 0), (4, 3), (5, 0), (2, 7)])
+def test_two_integers_travel_in_one(sizes: tuple[int, int]) -> None:
+    arrays = [np.arange(size, dtype=np.int32) - 3 for size in sizes]
+    _, back = unpacked(packed(Verb.START, [*pack_int32(*arrays), np.array([9])]).tobytes())
+    found = unpack_int32(back)
+    assert [each.tolist() for each in found] == [each.tolist() for each in arrays]
+    assert next(back).tolist() == [9]
 
 
 def test_every_rank_hears_the_same_and_ends_with_its_pipe() -> None:

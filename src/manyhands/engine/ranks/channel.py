@@ -51,10 +51,10 @@ def text_of(integers: Ints) -> str:
     return integers.astype(np.uint8).tobytes().decode()
 
 
-def packed(verb: Verb, arrays: Sequence[Ints]) -> bytes:
+def packed(verb: Verb, arrays: Sequence[Ints]) -> Ints:
     """A message."""
     header = np.array([verb, len(arrays), *map(len, arrays)], dtype=np.int64)
-    return np.concatenate((header, *arrays), dtype=np.int64).tobytes()
+    return np.concatenate((header, *arrays), dtype=np.int64)
 
 
 def unpacked(message: bytes) -> tuple[Verb, Iterator[Ints]]:
@@ -76,7 +76,7 @@ class FirstEnd:
         """To all others. OSError if one of them is gone."""
         message = packed(verb, arrays)
         for pipe in self.pipes:
-            pipe.send_bytes(message)
+            pipe.send_bytes(message.data)
 
 
 class OtherEnd:

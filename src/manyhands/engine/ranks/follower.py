@@ -23,6 +23,7 @@ from manyhands.engine.graphs import GraphedPasses
 from manyhands.engine.ranks.channel import OtherEnd, Verb, text_of
 from manyhands.engine.ranks.group import join_group, leave_group
 from manyhands.engine.ranks.packing import (
+    unpack_int32,
     unpack_merged,
     unpack_moves,
     unpack_plan,
@@ -120,7 +121,7 @@ class Follower:
 
     def _start(self, arrays: Iterator[Ints]) -> None:
         number, num_parts = next(arrays).tolist()
-        self.graphs.recordings[number].take(num_parts, *arrays)
+        self.graphs.recordings[number].take(num_parts, *unpack_int32(arrays))
 
     def _follow(self, arrays: Iterator[Ints]) -> None:
         self.graphs.recordings[int(next(arrays)[0])].follow(next(arrays))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyhands.cache.logprobs import Targets
 from manyhands.cache.pages import Ints, Move
@@ -14,6 +15,20 @@ from manyhands.replay.merged import Merged
 Arrays = list[Ints]
 _PLAIN = ("token_ids", "row_indptr", "positions", "offsets", "slots")
 _READS = ("row", "base", "low", "high", "strip_indptr")
+
+
+def pack_int32(*arrays: NDArray[np.int32]) -> Arrays:
+    """Arrays of int32 [n], two numbers in one: a recording's integers are a hundred kilobytes in every pass of a crowd."""
+    sizes = list(map(len, arrays))
+    packed = np.zeros(-(-sum(sizes) // 2), dtype=np.int64)
+    np.concatenate(arrays, out=packed.view(np.int32)[: sum(sizes)])
+    return [np.array(sizes, dtype=np.int64), packed]
+
+
+def unpack_int32(arrays: Iterator[Ints]) -> list[NDArray[np.int32]]:
+    """The arrays again; takes what holds them off the iterator."""
+    ends = np.cumsum(next(arrays))
+    return np.split(next(arrays).view(np.int32), ends)[:-1]
 
 
 def pack_plan(plan: Plan) -> Arrays:

@@ -18,7 +18,7 @@ from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
 from manyhands.engine.passes import Others
 from manyhands.engine.ranks.channel import FirstEnd, Verb
-from manyhands.engine.ranks.packing import pack_plan, pack_targets
+from manyhands.engine.ranks.packing import pack_int32, pack_plan, pack_targets
 from manyhands.errors import RanksFailed
 from manyhands.model.parallel.collectives import Collectives
 
@@ -91,7 +91,7 @@ class ToldRanks(Together):
 
     def start(self, number: int, num_parts: int, integers: Tensor, growth: Tensor) -> None:
         """See `Others.start`."""
-        both = (each.numpy().astype(np.int64) for each in (integers, growth))
+        both = pack_int32(integers.numpy(), growth.numpy())
         self.told.tell(Verb.START, _ints(number, num_parts), *both)
 
     def follow(self, number: int, token_ids: Ints) -> None:

@@ -35,9 +35,8 @@ PLACES = 256  # tokens of one sum; wider passes have products that are longer th
 _TRIES = (1, 3, PLACES, 2, 1)  # tokens of the sums that are compared
 _PATIENCE = 1 << 24  # looks at a flag while it is tried: seconds, as a kernel is compiled first
 _LONGEST_MEETING = datetime.timedelta(seconds=30)  # all ranks come at once; it takes milliseconds
-_WORDS = "CUDASymmetricMemory"  # how torch calls them in a store
-_MOST_WORDS, _UNKNOWN = 4096, -1
-_NUMBERS = itertools.count()
+_WORDS = "CUDASymmetricMemory/"  # how torch calls them in a store, in front of their numbers
+_NUMBERS, _UNKNOWN = itertools.count(), -1
 _KINDS = ("cuda",)  # of devices on which it is tried
 _FAILURES = (
     RuntimeError,
@@ -122,16 +121,21 @@ def _words_by_now(device: torch.device) -> int:
     from torch.distributed import _symmetric_memory
 
     symmetric: Any = _symmetric_memory
+    torch_of_groups: Any = vars(dist.distributed_c10d)
+    name = f"manyhands, alone {next(_NUMBERS)}"
     try:
-        store: Any = vars(dist)["HashStore"]()
-        name = f"manyhands, alone {next(_NUMBERS)}"
-        symmetric._SymmetricMemory.set_group_info(name, 0, 1, store)
-        alone = symmetric.empty(16, dtype=torch.uint8, device=device)
-        symmetric._SymmetricMemory.rendezvous(alone, name)
-        words = [store.check([f"{_WORDS}/{number}/0"]) for number in range(_MOST_WORDS)]
-    except _FAILURES:
+        store = torch_of_groups["HashStore"]()
+        alone = torch_of_groups["ProcessGroup"](store, 0, 1)
+        alone._set_group_name(name)
+        torch_of_groups["_register_process_group"](name, alone)
+        try:
+            symmetric.rendezvous(symmetric.empty(16, dtype=torch.uint8, device=device), name)
+        finally:
+            torch_of_groups["_unregister_process_group"](name)
+        parts = (key.partition(_WORDS) for key in store.list_keys())
+        return max(int(behind.split("/")[0]) for _, found, behind in parts if found)
+    except (*_FAILURES, LookupError, ValueError):
         return _UNKNOWN
-    return max((number for number, is_there in enumerate(words) if is_there), default=_UNKNOWN)
 
 
 def _joined(memory: Tensor, collectives: GroupCollectives, width: int, dtype: torch.dtype) -> Peers:
