@@ -119,3 +119,15 @@ def test_ranks_whose_processes_have_met_others_draw_level(
         return words
 
     assert tuple(Meeting(3).run(level)) == behind
+
+
+def test_a_group_of_one_is_found_by_its_name() -> None:
+    """As torch looks it up for a meeting, which wants a GPU; its store lists the words that were left there."""
+    resolve = vars(torch.distributed.distributed_c10d)["_resolve_process_group"]
+    with finding._group_of_one() as (name, store):
+        found = resolve(name)
+        assert (found.rank(), found.size()) == (0, 1)
+        store.set(f"{finding._WORDS}7/0", "a word")
+        assert store.list_keys() == [f"{finding._WORDS}7/0"]
+    with pytest.raises(RuntimeError, match="alone"):
+        resolve(name)

@@ -121,21 +121,28 @@ def _words_by_now(device: torch.device) -> int:
     from torch.distributed import _symmetric_memory
 
     symmetric: Any = _symmetric_memory
-    torch_of_groups: Any = vars(dist.distributed_c10d)
-    name = f"manyhands, alone {next(_NUMBERS)}"
     try:
-        store = torch_of_groups["HashStore"]()
-        alone = torch_of_groups["ProcessGroup"](store, 0, 1)
-        alone._set_group_name(name)
-        torch_of_groups["_register_process_group"](name, alone)
-        try:
+        with _group_of_one() as (name, store):
             symmetric.rendezvous(symmetric.empty(16, dtype=torch.uint8, device=device), name)
-        finally:
-            torch_of_groups["_unregister_process_group"](name)
-        parts = (key.partition(_WORDS) for key in store.list_keys())
+            keys = store.list_keys()
+        parts = (key.partition(_WORDS) for key in keys)
         return max(int(behind.split("/")[0]) for _, found, behind in parts if found)
     except (*_FAILURES, LookupError, ValueError):
         return _UNKNOWN
+
+
+@contextmanager
+def _group_of_one() -> Iterator[tuple[str, Any]]:
+    """The name of a group in which this process is alone, as torch looks it up, and the group's store."""
+    groups: Any = vars(dist.distributed_c10d)
+    name, store = f"manyhands, alone {next(_NUMBERS)}", vars(dist)["HashStore"]()
+    alone = groups["ProcessGroup"](store, 0, 1)
+    alone._set_group_name(name)
+    groups["_register_process_group"](name, alone)
+    try:
+        yield name, store
+    finally:
+        groups["_unregister_process_group"](name)
 
 
 def _joined(memory: Tensor, collectives: GroupCollectives, width: int, dtype: torch.dtype) -> Peers:
