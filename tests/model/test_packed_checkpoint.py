@@ -75,6 +75,23 @@ def test_gptq_by_hand() -> None:
     assert torch.equal(weight, 0.5 * (k[None, :] - n[:, None]))
 
 
+def test_a_zero_of_0_borrows_from_its_neighbour() -> None:
+    """The 1 is taken from words of eight zeros, as GPTQModel does with asymmetric groups."""
+    zeros = [0, 7, 0, 0, 15, 1, 8, 0]
+    word = sum(zero << 4 * place for place, zero in enumerate(zeros))
+    word = (word - 0x11111111) % (1 << 32)
+    tensors = {
+        "qweight": torch.zeros(4, 8, dtype=torch.int32),
+        "qzeros": torch.tensor([[word - (1 << 32)]], dtype=torch.int32),
+        "scales": torch.ones(1, 8, dtype=torch.float16),
+        "g_idx": torch.zeros(32, dtype=torch.int32),
+    }
+    assert word >= 1 << 31
+    layer = GPTQ.to_layer(tensors, None)
+    assert layer.zeros.tolist() == [zeros]
+    assert torch.equal(from_layer(layer, GPTQ)["qzeros"], tensors["qzeros"])
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("inputs", [32, 64, 384])
 def test_there_and_back(layout: str, inputs: int) -> None:
@@ -258,6 +275,20 @@ def test_biases_of_zeros_and_frequencies_are_no_surprise(tmp_path: Path) -> None
     torch.testing.assert_close(_logits(_load(tmp_path)), expected, rtol=0, atol=1e-5)
     save_file({**load_file(path), next(iter(more)): torch.ones(64)}, path)
     assert _load(tmp_path).model.get_submodule("model.layers.0.self_attn.q_proj").bias is not None
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_groups_of_inputs_in_order_need_no_list(tmp_path: Path, in_order: bool) -> None:
+    """Without act-order `g_idx` says nothing; where a checkpoint may have act-order it is missing."""
+    expected = _logits(_write(tmp_path, "qwen3", "gptq_v2"))
+    _edit(lambda t: [t.pop(key) for key in list(t) if key.endswith("g_idx")])(tmp_path)
+    said = LAYOUTS["gptq_v2"][1] | ({"desc_act": False} if in_order else {})
+    _configure(quantization_config=said)(tmp_path)
+    if in_order:
+        torch.testing.assert_close(_logits(_load(tmp_path)), expected, rtol=0, atol=1e-5)
+    else:
+        with pytest.raises(ModelNotFound, match=r"no weights for .*\.g_idx"):
+            _load(tmp_path)
 
 
 def test_several_files(tmp_path: Path) -> None:

@@ -63,6 +63,10 @@ class Layout(Protocol):
     def tensors(self) -> frozenset[str]:
         """The names that take the place of `weight`."""
 
+    @property
+    def optional(self) -> frozenset[str]:
+        """Those of them that a layer may lack."""
+
     def kind_on(self, device: torch.device) -> str:
         """The layers to be made on this device unless others are asked for: `kind`, or "none"."""
 
@@ -364,7 +368,11 @@ def _layer(
     dtype: torch.dtype,
     unpacked: bool,
 ) -> nn.Module:
-    found = {key: tensors.take(f"{name}.{key}") for key in sorted(layout.tensors)}
+    found = {
+        key: tensors.take(f"{name}.{key}")
+        for key in sorted(layout.tensors)
+        if key not in layout.optional or f"{name}.{key}" in tensors.left
+    }
     bias = tensors.take(f"{name}.bias") if f"{name}.bias" in tensors.left else None
     if linear.bias is None and bias is not None and not bool(bias.any()):
         bias = None  # some writers give every layer one, of zeros
