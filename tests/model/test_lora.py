@@ -264,7 +264,7 @@ def test_weights_in_float64_stay_so(saved: Path) -> None:
     made = model().double()
     with torch.no_grad():
         for weight in made.parameters():
-            weight += 1e-12 * torch.randn_like(weight)
+            weight.add_(torch.randn_like(weight), alpha=1e-12)
     before = logits(made)
     merge_lora(made, saved)
     assert torch.equal(logits(made), before)
@@ -281,8 +281,8 @@ def test_beginnings_that_leave_the_weights_alone_are_plain(saved: Path, beginnin
 def test_an_output_layer_that_is_the_embeddings_takes_no_adapter(saved: Path) -> None:
     """Added to their weights it would change what tokens are read as, too."""
     path, head = saved / WEIGHTS, "base_model.model.lm_head"
-    more = {f"{head}.lora_A.weight": torch.randn(RANK, 16)}
-    more |= {f"{head}.lora_B.weight": torch.randn(30, RANK)}
+    a, b = torch.randn(RANK, 16), torch.randn(30, RANK)
+    more = {f"{head}.lora_A.weight": a, f"{head}.lora_B.weight": b}
     save_file({**load_file(path), **more}, path)
     made = model(tied=True)
     before = logits(made)
@@ -295,9 +295,7 @@ def test_an_output_layer_that_is_the_embeddings_takes_no_adapter(saved: Path) ->
     merge_lora(own, saved)
     beside = adapted()
     with torch.no_grad():
-        beside.lm_head.weight += (
-            ALPHA / RANK * more[f"{head}.lora_B.weight"] @ more[f"{head}.lora_A.weight"]
-        )
+        beside.lm_head.weight.add_(b @ a, alpha=ALPHA / RANK)
     assert float((logits(own) - logits(beside)).abs().max()) < 1e-4
 
 

@@ -277,6 +277,30 @@ def test_biases_of_zeros_and_frequencies_are_no_surprise(tmp_path: Path) -> None
     assert _load(tmp_path).model.get_submodule("model.layers.0.self_attn.q_proj").bias is not None
 
 
+def rename_table(folder: Path) -> None:
+    """The one tensor of tied weights by its second name, under which some writers leave it."""
+    _edit(lambda t: t.update({"lm_head.weight": t.pop("model.embed_tokens.weight")}))(folder)
+
+
+def test_tied_weights_by_either_name(tmp_path: Path) -> None:
+    expected = _logits(_write(tmp_path, "gemma2", "awq"))
+    rename_table(tmp_path)
+    torch.testing.assert_close(_logits(_load(tmp_path)), expected, rtol=0, atol=1e-5)
+
+
+def test_an_output_layer_of_its_own_beside_a_configuration_that_ties_it(tmp_path: Path) -> None:
+    """Transformers takes both as they are, and so does whatever loads a whole; here it was left out without a word."""
+    expected = _logits(_write(tmp_path, "qwen3", "awq"))
+    _configure(tie_word_embeddings=True)(tmp_path)
+    adapter = _load(tmp_path, quantise="none")
+    torch.testing.assert_close(_logits(adapter), expected, rtol=0, atol=1e-5)
+    with quiet():
+        adapter.model.save_pretrained(tmp_path / "again")
+    kept = load_file(tmp_path / "again" / "model.safetensors")
+    assert not torch.equal(kept["lm_head.weight"], kept["model.embed_tokens.weight"])
+    assert not json.loads((tmp_path / "again" / "config.json").read_text())["tie_word_embeddings"]
+
+
 @pytest.mark.parametrize("in_order", [True, False])
 def test_groups_of_inputs_in_order_need_no_list(tmp_path: Path, in_order: bool) -> None:
     """Without act-order `g_idx` says nothing; where a checkpoint may have act-order it is missing."""

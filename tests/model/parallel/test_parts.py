@@ -192,6 +192,23 @@ def test_one_head_for_all_ranks_and_tied_embeddings(
     assert float((together(tmp_path, 4) - whole(tmp_path)).abs().max()) < FLOAT32
 
 
+def test_tied_weights_by_either_name(tmp_path: Path) -> None:
+    folder = saved(ZOO["gemma2"](), tmp_path)
+    expected = whole(folder)
+    test_packed_checkpoint.rename_table(folder)
+    assert torch.equal(whole(folder), expected)
+    assert float((together(folder, 2) - expected).abs().max()) < FLOAT32
+
+
+def test_an_output_layer_of_its_own_beside_a_configuration_that_ties_it(tmp_path: Path) -> None:
+    """Parts had the embeddings in its place, where the whole has what the checkpoint says."""
+    folder = saved(ZOO["qwen3"](), tmp_path)
+    expected = whole(folder)
+    _configure(folder, tie_word_embeddings=True)
+    assert torch.equal(whole(folder), expected)
+    assert float((together(folder, 2) - expected).abs().max()) < FLOAT32
+
+
 @pytest.mark.parametrize(("family", "layer"), [("llama", ".v_proj"), ("llama4_text", ".experts.")])
 def test_control_a_part_of_the_wrong_place(
     family: str, layer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

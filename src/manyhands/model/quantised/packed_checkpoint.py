@@ -24,7 +24,7 @@ from manyhands.errors import UnsupportedModel, counted
 from manyhands.hub import damaged, in_short, incomplete
 from manyhands.model.checkpoint import PLAIN_DTYPES, TensorHeader, weights_files, weights_folder
 from manyhands.model.devices import too_small
-from manyhands.model.dummy import bare_model, mend_buffers
+from manyhands.model.dummy import are_alike, bare_model, mend_buffers, names_of, untie_where
 from manyhands.model.parallel.cuts import Cutting
 from manyhands.model.quantised.linear import Quantised
 from manyhands.model.quantised.mxfp4 import (
@@ -241,6 +241,12 @@ class _Tensors:
             raise damaged(self.name, f"no weights for {key}")
         return self.left.pop(key).get_tensor(key)
 
+    def differ(self, one: str, other: str) -> bool:
+        """Whether there are both of these, with other numbers."""
+        if one not in self.left or other not in self.left:
+            return False
+        return not are_alike(*(self.left[key].get_tensor(key) for key in (one, other)))
+
     def drop(self, keys: Iterable[str]) -> None:
         for key in list(keys):
             self.left.pop(key, None)
@@ -257,6 +263,7 @@ def _load(
 ) -> Any:
     whole: Any = bare_model(config, dtype)
     model: Any = whole if cutting is None else bare_model(cutting.config, dtype)
+    untie_where(model, tensors.differ)
     if cutting is not None:
         cutting.shorten(model)
     mark = f".{layout.mark}"
@@ -280,6 +287,7 @@ def _load(
 
 def _with_experts(tensors: _Tensors, config: Any, device: torch.device, dtype: torch.dtype) -> Any:
     model: Any = bare_model(config, dtype)
+    untie_where(model, tensors.differ)
     stacks = dict(stacks_for_mxfp4(model))
     for name in stacks:
         model.set_submodule(name, nn.Identity())  # no memory for what comes packed
@@ -335,8 +343,9 @@ def _part(tensors: _Tensors, name: str, layer: nn.Module, cutting: Cutting) -> n
 
 def _copy(tensors: _Tensors, model: nn.Module, cutting: Cutting | None) -> None:
     """Everything that is not packed; tied weights are one tensor, and may be stored once or twice."""
+    names = names_of(model)
     for key, parameter in model.named_parameters():
-        value = tensors.take(key)
+        value = tensors.take(next((name for name in names[key] if name in tensors.left), key))
         whole = tuple(parameter.shape) if cutting is None else cutting.whole_shapes[key]
         _check_plain(tensors, key, value, whole)
         parameter.copy_(value if cutting is None else cutting.slice_of(key, value))
