@@ -47,6 +47,7 @@ from manyhands.model.loading import _config, _pretrained, load_adapter
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import exact_attention
 from manyhands.model.settings import ModelSettings
+from tests.hub_cache import keep, use_alone
 from tests.model.families_zoo import NO_TOKENIZER, some_tokens, tiny_models
 from tests.model.test_recurrent import CONFIGS
 
@@ -735,6 +736,22 @@ def test_packed_tensors_that_nothing_explains_are_no_weights(
     save_file(tensors, path, metadata={"format": "pt"})
     with pytest.raises(ModelNotFound, match=rf"1 tensor of numbers .*{name}: "):
         load_adapter(copy)
+
+
+def test_packed_tensors_of_a_model_on_the_hub_are_no_weights_either(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transformers reads them as ordinary ones, without a word."""
+    cache = tmp_path / "cache"
+    use_alone(cache, monkeypatch)
+    folder = keep(cache, "some/model", {})
+    shutil.copytree(copy, folder, dirs_exist_ok=True)
+    assert load_adapter("some/model", device="cpu")[0].model is not None
+    path, name = folder / "model.safetensors", "model.layers.0.mlp.up_proj.weight"
+    tensors = load_file(path)
+    save_file({**tensors, name: tensors[name].char()}, path, metadata={"format": "pt"})
+    with pytest.raises(ModelNotFound, match=rf"1 tensor of numbers .*{name}: I8"):
+        load_adapter("some/model", device="cpu")
 
 
 def test_tensors_without_a_place_are_said(copy: Path) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError, safe_open
 
@@ -139,6 +139,15 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
                 str(folder), f"unreadable weights ({path.name}: {in_short(error)})"
             ) from error
     return found
+
+
+def fetched_headers(name: str) -> dict[str, TensorHeader]:
+    """The same of a model on the hub that has just been loaded, from the files that lie here since; none where there are only others."""
+    for file in (_WHOLE, _INDEX):
+        place = try_to_load_from_cache(name, file)
+        if isinstance(place, str):
+            return read_headers(Path(place).parent)
+    return {}
 
 
 def check_dtypes(name: str, headers: dict[str, TensorHeader]) -> None:

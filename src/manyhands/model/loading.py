@@ -43,11 +43,14 @@ from manyhands.hub import (
 )
 from manyhands.model.adapter import ModelAdapter, is_in_use
 from manyhands.model.checkpoint import (
+    TensorHeader,
     check_dtypes,
     check_folder,
     check_lora,
     check_tokenizer,
+    fetched_headers,
     read_headers,
+    weights_folder,
 )
 from manyhands.model.configuration import REPAIR, check_sizes, check_written
 from manyhands.model.devices import resolve_device, resolve_dtype, too_small
@@ -318,9 +321,9 @@ def _network(
         )
     if keeps_experts and cutting is None:
         return _place(load_mxfp4(name, config, device=device, dtype=dtype), device, kind)
-    if is_mxfp4(config) and Path(name).is_dir() and (headers := read_headers(Path(name))):
-        check_mxfp4(name, headers)
     if cutting is not None:
+        if is_mxfp4(config) and (headers := read_headers(weights_folder(name))):
+            check_mxfp4(name, headers)
         renamed = _INSIDE if may_be_inside(config) else {}
         part, unknown = read_part(
             name, cutting, device=device, dtype=dtype, renamed=renamed, mxfp4=keeps_experts
@@ -451,9 +454,9 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, notes: list[str]) ->
         special = {"config": config, "key_mapping": _INSIDE}
     enter(config)
     read: Any = AutoModelForCausalLM.from_pretrained
-    headers = read_headers(Path(name)) if Path(name).is_dir() else {}
-    if headers and getattr(config, "quantization_config", None) is None:
-        check_dtypes(name, headers)
+    is_here = Path(name).is_dir()
+    if is_here:
+        _check_headers(name, config, read_headers(Path(name)))
     _check_room(name, config, dtype)
     try:
         model, report = read(
@@ -481,6 +484,8 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, notes: list[str]) ->
     except UNBUILDABLE as error:
         check_generation(name)
         raise damaged(name, f"weights that cannot be used ({in_short(error)})") from error
+    if not is_here:
+        _check_headers(name, config, fetched_headers(name))
     # Transformers would go on with random numbers in the place of these.
     if report["missing_keys"]:
         raise damaged(name, f"no weights for {_some(report['missing_keys'])}")
@@ -496,6 +501,14 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, notes: list[str]) ->
         vars(model).pop("_weight_conversions", None)  # or saving would turn the names back
     loaded: PreTrainedModel = model
     return loaded
+
+
+def _check_headers(name: str, config: Any, headers: dict[str, TensorHeader]) -> None:
+    """Raise ModelNotFound for packed numbers that transformers would take for ordinary ones. Without safetensors nothing is known."""
+    if headers and is_mxfp4(config):
+        check_mxfp4(name, headers)
+    elif headers and getattr(config, "quantization_config", None) is None:
+        check_dtypes(name, headers)
 
 
 def _without_a_place(name: str, unknown: Any) -> list[str]:
