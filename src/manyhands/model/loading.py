@@ -296,8 +296,9 @@ def _network(
             f"the weights of {name!r} have {_BITS[layout.kind]} bits already ({layout.method.upper()})",
             hint='leave quantise out, or say "none" to have them unpacked',
         )
-    if layout is not None and device.type == "cpu" and cutting is None:
-        _check_room(name, config, dtype, kind)
+    own = config if cutting is None else cutting.config
+    if layout is not None and device.type == "cpu":
+        _check_room(name, own, dtype, kind)
     if found.file is not None:
         if cutting is not None:
             raise UnsupportedModel(
@@ -324,6 +325,8 @@ def _network(
     if cutting is not None:
         if is_mxfp4(config) and (headers := read_headers(weights_folder(name))):
             check_mxfp4(name, headers)
+        if device.type == "cpu":
+            _check_room(name, own, dtype)
         renamed = _INSIDE if may_be_inside(config) else {}
         part, unknown = read_part(
             name, cutting, device=device, dtype=dtype, renamed=renamed, mxfp4=keeps_experts

@@ -18,7 +18,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from manyhands.errors import InvalidRequest, ManyhandsError, ModelNotFound, UnsupportedModel
+from manyhands.errors import (
+    InvalidRequest,
+    ManyhandsError,
+    ModelNotFound,
+    OutOfMemory,
+    UnsupportedModel,
+)
 from manyhands.model import loading
 from manyhands.model.fingerprint import sums_of
 from manyhands.model.fusion import fuse_modules
@@ -492,6 +498,18 @@ def test_parts_of_what_the_whole_would_be_refused_for(
     with pytest.raises(ManyhandsError, match=named) as error:
         together(tmp_path, 2)
     assert error.value.hint
+
+
+@pytest.mark.parametrize("name", ["llama", "awq"])
+def test_a_part_larger_than_all_memory_is_not_begun(name: str, tmp_path: Path) -> None:
+    """Its tensors have another shape, which would be seen when there is no memory left."""
+    if name == "awq":
+        test_packed_checkpoint._write(tmp_path, "llama", name)
+    else:
+        saved(ZOO[name](), tmp_path)
+    _configure(tmp_path, intermediate_size=1 << 30)
+    with pytest.raises(OutOfMemory, match="this process may have"):
+        together(tmp_path, 2)
 
 
 def test_pickles_cannot_be_read_in_part(tmp_path: Path) -> None:
