@@ -302,6 +302,21 @@ def test_an_output_layer_of_its_own_beside_a_configuration_that_ties_it(tmp_path
 
 
 @pytest.mark.parametrize("in_order", [True, False])
+def test_a_list_of_zeros_is_none(in_order: bool) -> None:
+    layer = Int4Linear.from_weight(torch.randn(24, 384), None)
+    published = from_layer(layer, GPTQ)
+    published["g_idx"] = torch.zeros(384, dtype=torch.int32)
+    packing = replace(GPTQ, is_in_order=in_order)
+    if in_order:
+        assert torch.equal(
+            packing.dequantised(published, torch.float32), layer.dequantised(torch.float32)
+        )
+    else:
+        with pytest.raises(UnsupportedModel, match="differ in size"):
+            packing.to_layer(published, None)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
 def test_groups_of_inputs_in_order_need_no_list(tmp_path: Path, in_order: bool) -> None:
     """Without act-order `g_idx` says nothing; where a checkpoint may have act-order it is missing."""
     expected = _logits(_write(tmp_path, "qwen3", "gptq_v2"))

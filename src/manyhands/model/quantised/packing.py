@@ -73,7 +73,8 @@ class Packing:
             q = _unpack(qweight.t().contiguous(), _IN_ORDER)
             words = tensors["qzeros"]
             zeros = _unpack(words + _ONES if self.zeros_less_one else words, _IN_ORDER)
-            if "g_idx" in tensors:
+            # Old writers put zeros there.
+            if "g_idx" in tensors and not (self.is_in_order and not tensors["g_idx"].any()):
                 order = _order(tensors["g_idx"], q.shape[1], groups)
             q = q if order is None else q[:, order.long()]
         inputs = q.shape[1]
