@@ -738,6 +738,21 @@ def test_packed_tensors_that_nothing_explains_are_no_weights(
         load_adapter(copy)
 
 
+@pytest.mark.parametrize("method", ["modelopt", "quux"])
+def test_weights_packed_by_a_method_that_nobody_knows_are_named(copy: Path, method: str) -> None:
+    """Transformers passes over the method, and takes eight bits without their scales for ordinary numbers."""
+    _edit(copy, quantization_config={"quant_method": method, "quant_algo": "FP8"})
+    load_adapter(copy)
+    path, name = copy / "model.safetensors", "model.layers.0.mlp.up_proj.weight"
+    tensors = load_file(path)
+    tensors |= {name: tensors[name].to(torch.float8_e4m3fn), f"{name}_scale": torch.ones(())}
+    save_file(tensors, path, metadata={"format": "pt"})
+    words = rf"quant_method '{method}'\): {name} has numbers of F8_E4M3"
+    with pytest.raises(UnsupportedModel, match=words) as caught:
+        load_adapter(copy)
+    assert "not quantised" in caught.value.hint
+
+
 def test_packed_tensors_of_a_model_on_the_hub_are_no_weights_either(
     copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -775,6 +790,7 @@ def test_tensors_without_a_place_are_said(copy: Path) -> None:
         ("deepseek_v2", "kv_lora_rank", -1),
         ("deepseek_v2", "num_attention_heads", 0),  # ZeroDivisionError
         ("deepseek_v3", "head_dim", True),  # True is 1 for Python
+        ("qwen3_moe", "pad_token_id", 1 << 40),  # AssertionError in torch
     ],
 )
 @pytest.mark.parametrize("weights", ["dummy", "auto"])

@@ -18,7 +18,7 @@ from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError, safe_open
 
-from manyhands.errors import counted
+from manyhands.errors import UnsupportedModel, counted
 from manyhands.hub import (
     ADAPTER_FILES,
     check_readable,
@@ -35,6 +35,9 @@ from manyhands.model.gguf.header import read_header
 
 # Dtypes that are computed with as they are; everything else is packed, and a quantisation entry must say how.
 PLAIN_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
+NOT_READ = (
+    "use a checkpoint that is not quantised, or one in AWQ, GPTQ or FP8 with blocks of 128 x 128"
+)
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _INDICES, _ALL = "*.safetensors.index.json", "*.safetensors"
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
@@ -151,11 +154,17 @@ def fetched_headers(name: str) -> dict[str, TensorHeader]:
     return {}
 
 
-def check_dtypes(name: str, headers: dict[str, TensorHeader]) -> None:
-    """Raise `ModelNotFound` if tensors are packed and nothing says how."""
+def check_dtypes(name: str, headers: dict[str, TensorHeader], method: str | None) -> None:
+    """Raise `ModelNotFound` if tensors are packed and nothing says how, `UnsupportedModel` for a `method` that nobody here knows."""
     packed = {key: each.dtype for key, each in headers.items() if each.dtype not in PLAIN_DTYPES}
     if packed:
         key = min(packed)
+        if method is not None:
+            raise UnsupportedModel(
+                f"the weights of {name!r} are packed in a way that is not read (quant_method {method!r}): {key} has numbers of "
+                f"{packed[key]}, expected {' or '.join(sorted(PLAIN_DTYPES))}",
+                hint=NOT_READ,
+            )
         raise damaged(
             name,
             f"{counted(len(packed), 'tensor')} of numbers that are not floating-point ones ({key}: {packed[key]}), "

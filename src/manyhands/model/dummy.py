@@ -34,7 +34,7 @@ _build: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config  # has
 # Errors in which transformers' classes end where a configuration makes no sense.
 UNBUILDABLE: tuple[type[Exception], ...] = (
     *(RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
-    *(ImportError, StrictDataclassError),
+    *(ImportError, AssertionError, StrictDataclassError),
 )
 STD = 0.02  # of random weights: most families start with it; logits stay finite in half precision
 

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_utils import PreTrainedModel
+from transformers.quantizers import AutoHfQuantizer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils.quantization_config import Mxfp4Config
 
@@ -507,11 +508,24 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, notes: list[str]) ->
 
 
 def _check_headers(name: str, config: Any, headers: dict[str, TensorHeader]) -> None:
-    """Raise ModelNotFound for packed numbers that transformers would take for ordinary ones. Without safetensors nothing is known."""
+    """Raise ModelNotFound, UnsupportedModel for packed numbers that transformers would take for ordinary ones.
+
+    It passes over a method that it does not know, such as ModelOpt's. Without safetensors nothing is known.
+    """
+    quantization = getattr(config, "quantization_config", None)
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
     if headers and is_mxfp4(config):
         check_mxfp4(name, headers)
-    elif headers and getattr(config, "quantization_config", None) is None:
-        check_dtypes(name, headers)
+    elif headers and quantization is None:
+        check_dtypes(name, headers, None)
+    elif headers and method is not None and not _reads(quantization):
+        check_dtypes(name, headers, str(method))
+
+
+def _reads(quantization: Any) -> bool:
+    """Whether transformers knows this entry's method."""
+    with quiet():
+        return bool(AutoHfQuantizer.supports_quant_method(quantization))
 
 
 def _without_a_place(name: str, unknown: Any) -> list[str]:

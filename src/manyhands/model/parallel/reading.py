@@ -27,7 +27,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from manyhands.errors import UnsupportedModel
 from manyhands.hub import damaged, in_short
-from manyhands.model.checkpoint import PLAIN_DTYPES, weights_files, weights_folder
+from manyhands.model.checkpoint import NOT_READ, PLAIN_DTYPES, weights_files, weights_folder
 from manyhands.model.devices import too_small
 from manyhands.model.dummy import are_alike, bare_model, mend_buffers, names_of, untie_where
 from manyhands.model.parallel.cuts import Cut, Cutting
@@ -138,7 +138,7 @@ class _Tensors:
             raise UnsupportedModel(
                 f"the weights of {self.name!r} are packed in a way that is not read: {key} has numbers of {dtype}, "
                 f"expected {' or '.join(sorted(known))}",
-                hint="use a checkpoint that is not quantised, or one in AWQ, GPTQ or FP8 with blocks of 128 x 128",
+                hint=NOT_READ,
             )
         return found
 
