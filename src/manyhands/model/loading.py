@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_utils import PreTrainedModel
-from transformers.quantizers import AutoHfQuantizer
+from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils.quantization_config import Mxfp4Config
 
