@@ -738,8 +738,16 @@ def test_packed_tensors_that_nothing_explains_are_no_weights(
         load_adapter(copy)
 
 
-@pytest.mark.parametrize("method", ["modelopt", "quux"])
-def test_weights_packed_by_a_method_that_nobody_knows_are_named(copy: Path, method: str) -> None:
+@pytest.mark.parametrize("method", [[], {}])
+def test_a_method_that_is_no_name_is_named(copy: Path, method: object) -> None:
+    _edit(copy, quantization_config={"quant_method": method})
+    with pytest.raises(ManyhandsError) as caught:
+        load_adapter(copy)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("method", ["modelopt", 5])
+def test_weights_packed_by_a_method_that_nobody_knows_are_named(copy: Path, method: object) -> None:
     """Transformers passes over the method, and takes eight bits without their scales for ordinary numbers."""
     _edit(copy, quantization_config={"quant_method": method, "quant_algo": "FP8"})
     load_adapter(copy)

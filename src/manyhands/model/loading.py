@@ -514,11 +514,12 @@ def _check_headers(name: str, config: Any, headers: dict[str, TensorHeader]) -> 
     """
     quantization = getattr(config, "quantization_config", None)
     method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    is_known = method is None or (isinstance(method, str) and _reads(quantization))
     if headers and is_mxfp4(config):
         check_mxfp4(name, headers)
     elif headers and quantization is None:
         check_dtypes(name, headers, None)
-    elif headers and method is not None and not _reads(quantization):
+    elif headers and not is_known:
         check_dtypes(name, headers, str(method))
 
 
