@@ -237,7 +237,7 @@ def changed(folder: Path, **entries: object) -> None:
         ({"rank_pattern": {"q_proj": 8}}, "rank_pattern"),
         ({"alpha_pattern": {"q_proj": 8}}, "alpha_pattern"),
         ({"fan_in_fan_out": True}, r"fan_in_fan_out = True; expected weights \[out, in\]"),
-        # What `peft` computes with these is not what base, A and B make together.
+        # With these `peft` computes something else than base, A and B make together.
         ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa': .* taken out"),
         ({"init_lora_weights": "pissa_niter_4"}, "taken out of the weights"),
         ({"init_lora_weights": "OLoRA"}, "taken out of the weights"),

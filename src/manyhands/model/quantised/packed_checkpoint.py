@@ -65,7 +65,7 @@ class Layout(Protocol):
 
     @property
     def optional(self) -> frozenset[str]:
-        """Those of them that a layer may lack."""
+        """Names among them that a layer may lack."""
 
     def kind_on(self, device: torch.device) -> str:
         """The layers to be made on this device unless others are asked for: `kind`, or "none"."""

@@ -53,7 +53,7 @@ class Packing:
 
     @property
     def optional(self) -> frozenset[str]:
-        """Those of them that a layer may lack."""
+        """Names among them that a layer may lack."""
         return frozenset({"g_idx"} if self.is_in_order else ())
 
     def kind_on(self, device: torch.device) -> str:
