@@ -155,6 +155,12 @@ def _zeros(published: dict[str, Tensor]) -> Tensor:
     [
         ({"bits": 3}, "3 bits"),
         ({"quant_method": "awq", "version": "gemv"}, "'gemv'"),
+        ({"quant_method": "awq", "format": "gemv_fast"}, "'gemv_fast'"),
+        ({"format": "marlin"}, "'marlin'"),
+        (
+            {"checkpoint_format": "gptq", "format": "gptq_v2"},
+            "has checkpoint_format 'gptq' and format 'gptq_v2'",
+        ),
         ({"checkpoint_format": "marlin"}, "'marlin'"),
         ({"dynamic": {"-:lm_head": {}}}, "in different ways"),
     ],
@@ -163,6 +169,15 @@ def test_what_is_not_read(change: dict[str, Any], words: str) -> None:
     with pytest.raises(UnsupportedModel, match=words) as caught:
         read_packing({**LAYOUTS["gptq"][1], **change})
     assert "not quantised" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["checkpoint_format", "format"])
+def test_a_layout_by_its_old_name_and_by_its_new_one(name: str) -> None:
+    """GPTQModel calls the older name an alias; without a look at the other zeros would be off by one."""
+    for layout, less_one in (("gptq", True), ("GPTQ_V2", False)):
+        packing = read_packing({"quant_method": "gptq", "bits": 4, name: layout})
+        assert packing is not None
+        assert packing.zeros_less_one is less_one
 
 
 def test_odd_layers() -> None:

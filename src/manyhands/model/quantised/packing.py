@@ -106,11 +106,11 @@ def read_packing(quantization: Mapping[str, Any]) -> Packing | None:
     if quantization.get("dynamic"):
         raise UnsupportedModel("its layers are quantised in different ways", hint=_HINT)
     if method == "awq":
-        version = str(quantization.get("version", "gemm")).lower()
+        version = _said(quantization, "version", "format") or "gemm"
         if version != "gemm":
             raise UnsupportedModel(f"its AWQ layout is {version!r}, not gemm", hint=_HINT)
         return Packing("awq")
-    layout = str(quantization.get("checkpoint_format", "gptq")).lower()
+    layout = _said(quantization, "checkpoint_format", "format") or "gptq"
     if layout not in ("gptq", "gptq_v2"):
         raise UnsupportedModel(f"its GPTQ layout is {layout!r}, not gptq", hint=_HINT)
     return Packing(
@@ -118,6 +118,15 @@ def read_packing(quantization: Mapping[str, Any]) -> Packing | None:
         zeros_less_one=layout == "gptq",
         is_in_order=quantization.get("desc_act") is False,
     )
+
+
+def _said(quantization: Mapping[str, Any], *names: str) -> str | None:
+    """What an entry says that writers of different years call by different names; UnsupportedModel where two of them disagree."""
+    found = {name: str(quantization[name]).lower() for name in names if quantization.get(name)}
+    if len({*found.values()}) > 1:
+        both = " and ".join(f"{name} {value!r}" for name, value in found.items())
+        raise UnsupportedModel(f"its quantization_config has {both}", hint=_HINT)
+    return next(iter(found.values()), None)
 
 
 def from_layer(layer: Int4Linear, packing: Packing) -> dict[str, Tensor]:
