@@ -459,6 +459,17 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], type[ManyhandsError], str]] = {
         UnsupportedModel,
         "rope_theta is inf; expected a positive number",
     ),
+    "a factor that is no number": (
+        lambda f: _edit(
+            f,
+            rope_parameters={
+                **{"rope_type": "yarn", "rope_theta": 1e4, "factor": math.nan},
+                "original_max_position_embeddings": 32,
+            },
+        ),
+        UnsupportedModel,
+        "factor is nan; expected a positive number",
+    ),
     "a list of types": (
         lambda f: _edit(f, model_type=["qwen3"]),
         UnsupportedModel,
