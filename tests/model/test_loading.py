@@ -24,6 +24,7 @@ from huggingface_hub.errors import (
 )
 from safetensors.torch import load_file, save, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import nn
 
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
@@ -44,6 +45,7 @@ from manyhands.model.devices import resolve_device, resolve_dtype
 from manyhands.model.dummy import size_of
 from manyhands.model.host_linear import laid_out_bytes
 from manyhands.model.loading import _config, _pretrained, load_adapter
+from manyhands.model.lora import add_lora, lora_layers, save_lora
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import exact_attention
 from manyhands.model.settings import ModelSettings
@@ -786,6 +788,27 @@ def test_packed_tensors_of_a_model_on_the_hub_are_no_weights_either(
     save_file({**tensors, name: tensors[name].char()}, path, metadata={"format": "pt"})
     with pytest.raises(ModelNotFound, match=rf"1 tensor of numbers .*{name}: I8"):
         load_adapter("some/model", device="cpu")
+
+
+def test_an_adapter_beside_the_weights_is_not_added_by_itself(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transformers adds it where `peft` is installed, and nowhere else; a part of a network never had it."""
+    expected = load_adapter(copy, device="cpu")[0].model.state_dict()
+    for module in ("models.auto.auto_factory", "integrations.peft"):
+        monkeypatch.setattr(f"transformers.{module}.is_peft_available", lambda: True)
+    model = hf.AutoModelForCausalLM.from_pretrained(copy)
+    add_lora(model, 2, 4.0)
+    for layer in lora_layers(model).values():
+        nn.init.ones_(layer.lora_B)
+    save_lora(model, copy, base="some/other", dtype=torch.float32)
+    with pytest.warns(UserWarning, match="holds an adapter beside its weights, which is not added"):
+        own = load_adapter(copy, device="cpu")[0].model.state_dict()
+    assert own.keys() == expected.keys()
+    assert all(torch.equal(own[name], expected[name]) for name in expected)
+    added = load_adapter(copy, device="cpu", adapted=copy)[0].model.state_dict()
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(added[name], expected[name])
 
 
 def test_tensors_without_a_place_are_said(copy: Path) -> None:

@@ -33,6 +33,7 @@ from manyhands.errors import (
     counted,
 )
 from manyhands.hub import (
+    ADAPTER_FILES,
     damaged,
     in_short,
     incomplete,
@@ -99,6 +100,11 @@ _BITS = {"int4": "four", "fp8": "eight"}
 _ROUNDED_TO = (
     "_rounded_to"  # of a network that was built already: the bits to which it was rounded here
 )
+
+# Where transformers looks for an adapter in a model's own folder, if `peft` is installed: nowhere. It would add one that lies there,
+# and of a model on the hub take the network that the adapter names; whole networks would differ from their parts, and from machine to
+# machine.
+_NO_ADAPTER = {"subfolder": "no-adapter-is-looked-for"}
 
 # How composites (`families.language_model`) name the weights of their language model: as published, and as transformers
 # holds them. Alone it has these names already, and the patterns find nothing.
@@ -192,6 +198,11 @@ def load_adapter(
                 round_to_fp16(network)
         adapter = ModelAdapter(network, name=str(model), context=context, family=family)
         refuse_to_save(network)
+    if adapted is None and (Path(found.name) / ADAPTER_FILES[0]).is_file():
+        notes.append(
+            f"the folder {found.name!r} holds an adapter beside its weights, which is not added to them; give the folder as the "
+            "adapter too, to have it"
+        )
     for note in notes:
         warnings.warn(note, stacklevel=2)
     return adapter, tokenizer
@@ -469,6 +480,7 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, notes: list[str]) ->
             trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # to name them below; nothing is ignored
+            adapter_kwargs=_NO_ADAPTER,
             **special,
         )
     except SafetensorError as error:
