@@ -121,7 +121,7 @@ def read_packing(quantization: Mapping[str, Any]) -> Packing | None:
 
 
 def _said(quantization: Mapping[str, Any], *names: str) -> str | None:
-    """What an entry says that writers of different years call by different names; UnsupportedModel where two of them disagree."""
+    """An entry that writers of different years call by different names; UnsupportedModel where two of them disagree."""
     found = {name: str(quantization[name]).lower() for name in names if quantization.get(name)}
     if len({*found.values()}) > 1:
         both = " and ".join(f"{name} {value!r}" for name, value in found.items())
