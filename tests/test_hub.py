@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -10,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,12 +27,21 @@ from huggingface_hub.errors import (
     RemoteEntryNotFoundError,
     RepositoryNotFoundError,
 )
-from huggingface_hub.utils import are_progress_bars_disabled  # type: ignore[attr-defined]
+from huggingface_hub.utils import (  # type: ignore[attr-defined]
+    are_progress_bars_disabled,
+    filter_repo_objects,
+)
 
 from manyhands import hub
 from manyhands.errors import InvalidRequest, ModelNotFound
 from manyhands.hub import ADAPTER_FILES, check_there, file_of, incomplete, is_gguf, is_local
-from manyhands.model.checkpoint import check_folder, check_lora, check_place, weights_folder
+from manyhands.model.checkpoint import (
+    check_folder,
+    check_lora,
+    check_place,
+    weights_files,
+    weights_folder,
+)
 from manyhands.model.loading import load_adapter
 from manyhands.prompts import Prompts, TeamPrompt, dump_prompt, model_prompts
 from tests.hub_cache import keep
@@ -191,6 +201,49 @@ def test_a_model_that_is_kept_is_loaded_whole_without_a_network(
     assert adapter.model.config.vocab_size == len(tokenizer)
     assert weights_folder("some/model") == folder
     assert len(no_network) == 1
+
+
+OTHERS = ["config.json", "original/model.safetensors", "original/a.safetensors.index.json"]
+SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        (["model.safetensors", "consolidated.safetensors"], ["model.safetensors"]),
+        ([*SHARDS, "model.safetensors.index.json", "consolidated.safetensors"], SHARDS),
+        (["a.safetensors", "b.safetensors"], ["a.safetensors", "b.safetensors"]),
+    ],
+)
+def test_weights_that_a_repository_has_twice_are_fetched_once(
+    files: list[str], wanted: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(name: str, **patterns: Any) -> str:
+        for file in filter_repo_objects([*files, *OTHERS], **patterns):
+            (tmp_path / file).parent.mkdir(exist_ok=True)
+            said = {"weight_map": {str(at): shard for at, shard in enumerate(SHARDS)}}
+            (tmp_path / file).write_text(json.dumps(said))
+        return str(tmp_path)
+
+    monkeypatch.setattr("manyhands.model.checkpoint.snapshot_download", fetch)
+    monkeypatch.setattr("manyhands.model.checkpoint.within_reach", lambda name: nullcontext())
+    folder = weights_folder("some/model")
+    assert sorted(path.name for path in folder.rglob("*.safetensors")) == wanted
+    assert weights_files("some/model", folder) == [folder / name for name in wanted]
+    assert not (folder / "original").exists()
+
+
+def test_an_index_of_the_hub_that_points_outside_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"x": "../other.safetensors"}}))
+    monkeypatch.setattr(
+        "manyhands.model.checkpoint.snapshot_download", lambda *_, **__: str(tmp_path)
+    )
+    monkeypatch.setattr("manyhands.model.checkpoint.within_reach", lambda name: nullcontext())
+    with pytest.raises(ModelNotFound, match="points outside of its folder"):
+        weights_folder("some/model")
 
 
 def test_a_folder_is_no_question_to_the_hub(no_network: list[str], tmp_path: Path) -> None:

@@ -70,6 +70,28 @@ def test_logits_are_those_of_hugging_face_in_float64(name: str) -> None:
         assert _worst(adapter, tokens, expected, exact_attention(adapter.ropes)) < FLOAT64
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        ("output_hidden_states", True),
+        ("output_attentions", True),
+        ("output_router_logits", True),
+        ("return_dict", False),  # transformers' own code breaks
+    ],
+)
+def test_a_pass_makes_nothing_besides_logits(name: str, entry: str, value: bool) -> None:
+    adapter, tokens, expected = _both(name)
+    model: Any = ZOO[name]()
+    setattr(model.config, entry, value)
+    asked = ModelAdapter(model)
+    attend = exact_attention(asked.ropes)
+    given: list[Any] = []
+    model.base_model.register_forward_hook(lambda *call: given.append(call[-1]))
+    assert _worst(asked, tokens, expected, attend) == _worst(adapter, tokens, expected, attend)
+    assert [key for key, found in given[0].items() if found is not None] == ["last_hidden_state"]
+
+
 def test_longrope_takes_the_short_factors_for_a_short_context() -> None:
     few = some_tokens(LONGROPE_SHORT - 2)
     adapter, tokens, expected = _both("phi3_longrope", tokens=few, context=LONGROPE_SHORT)

@@ -213,6 +213,30 @@ def test_a_factor_that_nothing_is_divided_by_is_named(tmp_path: Path, factor: fl
         _load(tmp_path / "it.gguf")
 
 
+@pytest.mark.parametrize("factor", [0.0, 2.0])
+def test_a_factor_without_a_type_is_a_linear_one(tmp_path: Path, factor: float) -> None:
+    """So llama.cpp takes it; 0 is none there."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4}
+    if factor:
+        rope |= {"rope_type": "linear", "factor": factor}
+    model = tiny_model(hf.LlamaConfig(**SIZES, rope_parameters=rope))
+    write(tmp_path / "it.gguf", model, facts={"llama.rope.scaling.factor": factor})
+    ours, theirs = _logits(_load(tmp_path / "it.gguf")), _logits(ModelAdapter(model))
+    assert float((ours - theirs).abs().max()) < 3e-5
+
+
+@pytest.mark.parametrize("kind", [None, "none", "linear", "yarn"])
+def test_a_factor_of_scores_is_refused_whatever_the_type(tmp_path: Path, kind: str | None) -> None:
+    facts: dict[str, Any] = {"llama.rope.scaling.type": kind, "llama.rope.scaling.factor": 2.0}
+    for factor in (1.0, 1.5):
+        _write(tmp_path / "it.gguf", facts=facts | {"llama.rope.scaling.attn_factor": factor})
+        if factor == 1.0:
+            _load(tmp_path / "it.gguf")
+            continue
+        with pytest.raises(UnsupportedModel, match=r"rope\.scaling\.attn_factor = 1\.5"):
+            _load(tmp_path / "it.gguf")
+
+
 @pytest.mark.parametrize("kind", ["linear", "yarn"])
 def test_scaled_rotations(tmp_path: Path, kind: str) -> None:
     rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}

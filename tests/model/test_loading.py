@@ -24,6 +24,7 @@ from huggingface_hub.errors import (
 )
 from safetensors.torch import load_file, save, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import nn
 
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
@@ -44,9 +45,11 @@ from manyhands.model.devices import resolve_device, resolve_dtype
 from manyhands.model.dummy import size_of
 from manyhands.model.host_linear import laid_out_bytes
 from manyhands.model.loading import _config, _pretrained, load_adapter
+from manyhands.model.lora import add_lora, lora_layers, save_lora
 from manyhands.model.quiet import quiet
 from manyhands.model.self_test import exact_attention
 from manyhands.model.settings import ModelSettings
+from tests.hub_cache import keep, use_alone
 from tests.model.families_zoo import NO_TOKENIZER, some_tokens, tiny_models
 from tests.model.test_recurrent import CONFIGS
 
@@ -458,6 +461,17 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], type[ManyhandsError], str]] = {
         UnsupportedModel,
         "rope_theta is inf; expected a positive number",
     ),
+    "a factor that is no number": (
+        lambda f: _edit(
+            f,
+            rope_parameters={
+                **{"rope_type": "yarn", "rope_theta": 1e4, "factor": math.nan},
+                "original_max_position_embeddings": 32,
+            },
+        ),
+        UnsupportedModel,
+        "factor is nan; expected a positive number",
+    ),
     "a list of types": (
         lambda f: _edit(f, model_type=["qwen3"]),
         UnsupportedModel,
@@ -737,6 +751,66 @@ def test_packed_tensors_that_nothing_explains_are_no_weights(
         load_adapter(copy)
 
 
+@pytest.mark.parametrize("method", [[], {}])
+def test_a_method_that_is_no_name_is_named(copy: Path, method: object) -> None:
+    _edit(copy, quantization_config={"quant_method": method})
+    with pytest.raises(ManyhandsError) as caught:
+        load_adapter(copy)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("method", ["modelopt", 5])
+def test_weights_packed_by_a_method_that_nobody_knows_are_named(copy: Path, method: object) -> None:
+    """Transformers passes over the method, and takes eight bits without their scales for ordinary numbers."""
+    _edit(copy, quantization_config={"quant_method": method, "quant_algo": "FP8"})
+    load_adapter(copy)
+    path, name = copy / "model.safetensors", "model.layers.0.mlp.up_proj.weight"
+    tensors = load_file(path)
+    tensors |= {name: tensors[name].to(torch.float8_e4m3fn), f"{name}_scale": torch.ones(())}
+    save_file(tensors, path, metadata={"format": "pt"})
+    words = rf"quant_method '{method}'\): {name} has numbers of F8_E4M3"
+    with pytest.raises(UnsupportedModel, match=words) as caught:
+        load_adapter(copy)
+    assert "not quantised" in caught.value.hint
+
+
+def test_packed_tensors_of_a_model_on_the_hub_are_no_weights_either(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transformers reads them as ordinary ones, without a word."""
+    cache = tmp_path / "cache"
+    use_alone(cache, monkeypatch)
+    folder = keep(cache, "some/model", {})
+    shutil.copytree(copy, folder, dirs_exist_ok=True)
+    assert load_adapter("some/model", device="cpu")[0].model is not None
+    path, name = folder / "model.safetensors", "model.layers.0.mlp.up_proj.weight"
+    tensors = load_file(path)
+    save_file({**tensors, name: tensors[name].char()}, path, metadata={"format": "pt"})
+    with pytest.raises(ModelNotFound, match=rf"1 tensor of numbers .*{name}: I8"):
+        load_adapter("some/model", device="cpu")
+
+
+def test_an_adapter_beside_the_weights_is_not_added_by_itself(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transformers adds it where `peft` is installed, and nowhere else; a part of a network never had it."""
+    expected = load_adapter(copy, device="cpu")[0].model.state_dict()
+    for module in ("models.auto.auto_factory", "integrations.peft"):
+        monkeypatch.setattr(f"transformers.{module}.is_peft_available", lambda: True)
+    model = hf.AutoModelForCausalLM.from_pretrained(copy)
+    add_lora(model, 2, 4.0)
+    for layer in lora_layers(model).values():
+        nn.init.ones_(layer.lora_B)
+    save_lora(model, copy, base="some/other", dtype=torch.float32)
+    with pytest.warns(UserWarning, match="holds an adapter beside its weights, which is not added"):
+        own = load_adapter(copy, device="cpu")[0].model.state_dict()
+    assert own.keys() == expected.keys()
+    assert all(torch.equal(own[name], expected[name]) for name in expected)
+    added = load_adapter(copy, device="cpu", adapted=copy)[0].model.state_dict()
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(added[name], expected[name])
+
+
 def test_tensors_without_a_place_are_said(copy: Path) -> None:
     path = copy / "model.safetensors"
     tensors = load_file(path)
@@ -758,6 +832,7 @@ def test_tensors_without_a_place_are_said(copy: Path) -> None:
         ("deepseek_v2", "kv_lora_rank", -1),
         ("deepseek_v2", "num_attention_heads", 0),  # ZeroDivisionError
         ("deepseek_v3", "head_dim", True),  # True is 1 for Python
+        ("qwen3_moe", "pad_token_id", 1 << 40),  # AssertionError in torch
     ],
 )
 @pytest.mark.parametrize("weights", ["dummy", "auto"])

@@ -38,7 +38,7 @@ from tests.replay.runs import SETTINGS, network, team_run
 RANK, ALPHA = 3, 6.0
 
 
-def model(width: int = 16, layers: int = 1) -> LlamaForCausalLM:
+def model(width: int = 16, layers: int = 1, *, tied: bool = False) -> LlamaForCausalLM:
     config = LlamaConfig(
         vocab_size=30,
         hidden_size=width,
@@ -48,6 +48,7 @@ def model(width: int = 16, layers: int = 1) -> LlamaForCausalLM:
         num_key_value_heads=1,
         bos_token_id=None,
         eos_token_id=None,
+        tie_word_embeddings=tied,
     )
     with seeded(3):
         return LlamaForCausalLM(config).eval()  # type: ignore[no-any-return]
@@ -235,7 +236,14 @@ def changed(folder: Path, **entries: object) -> None:
         ({"bias": "all"}, "expected plain LoRA"),
         ({"rank_pattern": {"q_proj": 8}}, "rank_pattern"),
         ({"alpha_pattern": {"q_proj": 8}}, "alpha_pattern"),
-        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
+        ({"fan_in_fan_out": True}, r"fan_in_fan_out = True; expected weights \[out, in\]"),
+        # With these `peft` computes something else than base, A and B make together.
+        ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa': .* taken out"),
+        ({"init_lora_weights": "pissa_niter_4"}, "taken out of the weights"),
+        ({"init_lora_weights": "OLoRA"}, "taken out of the weights"),
+        ({"init_lora_weights": "loftq"}, "taken out of the weights"),
+        ({"alora_invocation_tokens": [5, 6]}, r"= \[5, 6\]; expected .* for all tokens"),
+        ({"layer_replication": [[0, 1], [0, 1]]}, "expected the layers of the model as they are"),
         ({"r": RANK + 1}, "rank 3, and its configuration says 4"),
     ],
 )
@@ -247,6 +255,48 @@ def test_another_kind_is_refused_by_name(
     with pytest.raises(UnsupportedModel, match=says):
         merge_lora(made, saved)
     assert torch.equal(logits(made), logits(model()))
+
+
+def test_weights_in_float64_stay_so(saved: Path) -> None:
+    """An adapter of zeros changes nothing, to the last bit."""
+    path = saved / WEIGHTS
+    save_file({name: torch.zeros_like(half) for name, half in load_file(path).items()}, path)
+    made = model().double()
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.add_(torch.randn_like(weight), alpha=1e-12)
+    before = logits(made)
+    merge_lora(made, saved)
+    assert torch.equal(logits(made), before)
+
+
+@pytest.mark.parametrize("beginning", [True, False, "gaussian", "eva", "orthogonal", "mica"])
+def test_beginnings_that_leave_the_weights_alone_are_plain(saved: Path, beginning: object) -> None:
+    changed(saved, init_lora_weights=beginning)
+    made = model()
+    merge_lora(made, saved)
+    assert float((logits(made) - logits(adapted())).abs().max()) < 1e-5
+
+
+def test_an_output_layer_that_is_the_embeddings_takes_no_adapter(saved: Path) -> None:
+    """Added to their weights it would change what tokens are read as, too."""
+    path, head = saved / WEIGHTS, "base_model.model.lm_head"
+    a, b = torch.randn(RANK, 16), torch.randn(30, RANK)
+    more = {f"{head}.lora_A.weight": a, f"{head}.lora_B.weight": b}
+    save_file({**load_file(path), **more}, path)
+    made = model(tied=True)
+    before = logits(made)
+    with pytest.raises(
+        UnsupportedModel, match=r"for 'lm_head', whose weights are those of the emb"
+    ):
+        merge_lora(made, saved)
+    assert torch.equal(logits(made), before)
+    own = model()
+    merge_lora(own, saved)
+    beside = adapted()
+    with torch.no_grad():
+        beside.lm_head.weight.add_(b @ a, alpha=ALPHA / RANK)
+    assert float((logits(own) - logits(beside)).abs().max()) < 1e-4
 
 
 @pytest.mark.parametrize("side", ["lora_B.bias", "lora_B.other.weight"])

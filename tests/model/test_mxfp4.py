@@ -31,7 +31,9 @@ from manyhands.model.quantised import mxfp4
 from manyhands.model.quantised.mxfp4 import PARTS, PRODUCTS, Mxfp4Stack, is_mxfp4, keeps_mxfp4
 from manyhands.model.self_test import exact_attention
 from tests.covers import spared
+from tests.hub_cache import keep, use_alone
 from tests.model.mxfp4_files import published, write
+from tests.model.parallel.threads import Meeting, ThreadCollectives
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 from manyhands.attention.launches import has_gluon
@@ -440,7 +442,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "keeps_mxfp4", lambda config, device, dtype: is_mxfp4(config))
 
 
-def _load(folder: Path, **options: Any) -> Any:
+def _load(folder: Path | str, **options: Any) -> Any:
     options = {"device": "cpu", "dtype": "bfloat16", **options}
     tokenizer: Any = SimpleNamespace()
     return load_adapter(folder, tokenizer=tokenizer, **options)[0]
@@ -604,6 +606,21 @@ def test_what_would_be_unpacked_to_other_numbers_is_named(folder: Path, said: st
     save_file(whole, place, metadata={"format": "pt"})
     with pytest.raises(ModelNotFound, match=said):
         _load(folder)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("said", ["not U8", "a scale that is no number"])
+def test_so_it_is_on_the_hub(
+    said: str, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_alone(tmp_path, monkeypatch)
+    place = write(keep(tmp_path, "some/oss", {})) / "model.safetensors"
+    tensors = load_file(place)
+    next(change for words, change in ODD.items() if said in words)(tensors)
+    save_file(tensors, place, metadata={"format": "pt"})
+    first = ThreadCollectives(0, Meeting(2)) if ranks > 1 else None
+    with pytest.raises(ModelNotFound, match=said):
+        _load("some/oss", collectives=first)
 
 
 # Names of gpt-oss's first layout, in the place of those behind "model.layers.0.".

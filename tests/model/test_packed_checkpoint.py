@@ -75,6 +75,23 @@ def test_gptq_by_hand() -> None:
     assert torch.equal(weight, 0.5 * (k[None, :] - n[:, None]))
 
 
+def test_a_zero_of_0_borrows_from_its_neighbour() -> None:
+    """The 1 is taken from words of eight zeros, as GPTQModel does with asymmetric groups."""
+    zeros = [0, 7, 0, 0, 15, 1, 8, 0]
+    word = sum(zero << 4 * place for place, zero in enumerate(zeros))
+    word = (word - 0x11111111) % (1 << 32)
+    tensors = {
+        "qweight": torch.zeros(4, 8, dtype=torch.int32),
+        "qzeros": torch.tensor([[word - (1 << 32)]], dtype=torch.int32),
+        "scales": torch.ones(1, 8, dtype=torch.float16),
+        "g_idx": torch.zeros(32, dtype=torch.int32),
+    }
+    assert word >= 1 << 31
+    layer = GPTQ.to_layer(tensors, None)
+    assert layer.zeros.tolist() == [zeros]
+    assert torch.equal(from_layer(layer, GPTQ)["qzeros"], tensors["qzeros"])
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("inputs", [32, 64, 384])
 def test_there_and_back(layout: str, inputs: int) -> None:
@@ -138,6 +155,12 @@ def _zeros(published: dict[str, Tensor]) -> Tensor:
     [
         ({"bits": 3}, "3 bits"),
         ({"quant_method": "awq", "version": "gemv"}, "'gemv'"),
+        ({"quant_method": "awq", "format": "gemv_fast"}, "'gemv_fast'"),
+        ({"format": "marlin"}, "'marlin'"),
+        (
+            {"checkpoint_format": "gptq", "format": "gptq_v2"},
+            "has checkpoint_format 'gptq' and format 'gptq_v2'",
+        ),
         ({"checkpoint_format": "marlin"}, "'marlin'"),
         ({"dynamic": {"-:lm_head": {}}}, "in different ways"),
     ],
@@ -146,6 +169,15 @@ def test_what_is_not_read(change: dict[str, Any], words: str) -> None:
     with pytest.raises(UnsupportedModel, match=words) as caught:
         read_packing({**LAYOUTS["gptq"][1], **change})
     assert "not quantised" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["checkpoint_format", "format"])
+def test_a_layout_by_its_old_name_and_by_its_new_one(name: str) -> None:
+    """GPTQModel calls the older name an alias; without a look at the other zeros would be off by one."""
+    for layout, less_one in (("gptq", True), ("GPTQ_V2", False)):
+        packing = read_packing({"quant_method": "gptq", "bits": 4, name: layout})
+        assert packing is not None
+        assert packing.zeros_less_one is less_one
 
 
 def test_odd_layers() -> None:
@@ -258,6 +290,59 @@ def test_biases_of_zeros_and_frequencies_are_no_surprise(tmp_path: Path) -> None
     torch.testing.assert_close(_logits(_load(tmp_path)), expected, rtol=0, atol=1e-5)
     save_file({**load_file(path), next(iter(more)): torch.ones(64)}, path)
     assert _load(tmp_path).model.get_submodule("model.layers.0.self_attn.q_proj").bias is not None
+
+
+def rename_table(folder: Path) -> None:
+    """The one tensor of tied weights by its second name, under which some writers leave it."""
+    _edit(lambda t: t.update({"lm_head.weight": t.pop("model.embed_tokens.weight")}))(folder)
+
+
+def test_tied_weights_by_either_name(tmp_path: Path) -> None:
+    expected = _logits(_write(tmp_path, "gemma2", "awq"))
+    rename_table(tmp_path)
+    torch.testing.assert_close(_logits(_load(tmp_path)), expected, rtol=0, atol=1e-5)
+
+
+def test_an_output_layer_of_its_own_beside_a_configuration_that_ties_it(tmp_path: Path) -> None:
+    """Transformers takes both as they are, and so does whatever loads a whole; here it was left out without a word."""
+    expected = _logits(_write(tmp_path, "qwen3", "awq"))
+    _configure(tie_word_embeddings=True)(tmp_path)
+    adapter = _load(tmp_path, quantise="none")
+    torch.testing.assert_close(_logits(adapter), expected, rtol=0, atol=1e-5)
+    with quiet():
+        adapter.model.save_pretrained(tmp_path / "again")
+    kept = load_file(tmp_path / "again" / "model.safetensors")
+    assert not torch.equal(kept["lm_head.weight"], kept["model.embed_tokens.weight"])
+    assert not json.loads((tmp_path / "again" / "config.json").read_text())["tie_word_embeddings"]
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_list_of_zeros_is_none(in_order: bool) -> None:
+    layer = Int4Linear.from_weight(torch.randn(24, 384), None)
+    published = from_layer(layer, GPTQ)
+    published["g_idx"] = torch.zeros(384, dtype=torch.int32)
+    packing = replace(GPTQ, is_in_order=in_order)
+    if in_order:
+        assert torch.equal(
+            packing.dequantised(published, torch.float32), layer.dequantised(torch.float32)
+        )
+    else:
+        with pytest.raises(UnsupportedModel, match="differ in size"):
+            packing.to_layer(published, None)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_groups_of_inputs_in_order_need_no_list(tmp_path: Path, in_order: bool) -> None:
+    """Without act-order `g_idx` says nothing; where a checkpoint may have act-order it is missing."""
+    expected = _logits(_write(tmp_path, "qwen3", "gptq_v2"))
+    _edit(lambda t: [t.pop(key) for key in list(t) if key.endswith("g_idx")])(tmp_path)
+    said = LAYOUTS["gptq_v2"][1] | ({"desc_act": False} if in_order else {})
+    _configure(quantization_config=said)(tmp_path)
+    if in_order:
+        torch.testing.assert_close(_logits(_load(tmp_path)), expected, rtol=0, atol=1e-5)
+    else:
+        with pytest.raises(ModelNotFound, match=r"no weights for .*\.g_idx"):
+            _load(tmp_path)
 
 
 def test_several_files(tmp_path: Path) -> None:

@@ -375,6 +375,7 @@ def _take_over(model: PreTrainedModel) -> None:
     # No mask function goes with it: that is what keeps transformers from building a mask.
     AttentionInterface.register(_NAME, _attention)
     name_base(model)
+    _ask_for_logits_alone(model.config)
     model.set_attn_implementation(_NAME)
     if model.config._attn_implementation != _NAME:
         raise UnsupportedModel(
@@ -396,6 +397,18 @@ def _take_over(model: PreTrainedModel) -> None:
     # there are none, and the loop over experts that waits is the only way; float64 is for tests.
     if model.dtype == torch.float64 and model._can_set_experts_implementation():
         model.set_experts_implementation("eager")
+
+
+def _ask_for_logits_alone(config: Any) -> None:
+    """Have a network give nothing besides: what a checkpoint's configuration asks for would be made in every pass, and kept.
+
+    Some were saved in the midst of a training, with the scores of routers, or of a study, with the states of all layers.
+    """
+    for more in ("output_hidden_states", "output_attentions", "output_router_logits"):
+        if getattr(config, more, False):
+            setattr(config, more, False)
+    if not getattr(config, "return_dict", True):
+        config.return_dict = True
 
 
 def _take_over_llama4(model: Any) -> None:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError, safe_open
 
-from manyhands.errors import counted
+from manyhands.errors import UnsupportedModel, counted
 from manyhands.hub import (
     ADAPTER_FILES,
     check_readable,
@@ -35,8 +35,11 @@ from manyhands.model.gguf.header import read_header
 
 # Dtypes that are computed with as they are; everything else is packed, and a quantisation entry must say how.
 PLAIN_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
+NOT_READ = (
+    "use a checkpoint that is not quantised, or one in AWQ, GPTQ or FP8 with blocks of 128 x 128"
+)
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_FILES = ("*.safetensors", "*.safetensors.index.json")
+_INDICES, _ALL = "*.safetensors.index.json", "*.safetensors"
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*")
 _READ = (
     "*.json",
@@ -81,16 +84,11 @@ def check_folder(folder: Path, *, with_weights: bool) -> None:
 
 
 def _check_index(folder: Path) -> None:
-    """Raise `ModelNotFound` unless an index names files of its own folder, which are there."""
+    """Raise `ModelNotFound` unless an index names files that are there."""
     index = _index_of(folder)
     if index is None:
         return
     for name in _listed(str(folder), index):
-        if PurePath(name).name != name or "\\" in name or name == "..":
-            raise damaged(
-                str(folder),
-                f"an index that points outside of its folder ({index.name}: {name!r})",
-            )
         if not (folder / name).is_file():
             raise incomplete(str(folder), f"the weights {name}, which {index.name} lists")
 
@@ -106,14 +104,20 @@ def _index_of(folder: Path) -> Path | None:
 
 
 def _listed(name: str, index: Path) -> list[str]:
-    """The names of the files that an index lists."""
+    """The names of the files that an index lists, all of its own folder."""
     try:
         listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        return sorted({str(file) for file in listed})
+        files = sorted({str(file) for file in listed})
     except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
         raise damaged(
             name, f"an index that cannot be read ({index.name}: {in_short(error)})"
         ) from error
+    for file in files:
+        if PurePath(file).name != file or "\\" in file or file == "..":
+            raise damaged(
+                name, f"an index that points outside of its folder ({index.name}: {file!r})"
+            )
+    return files
 
 
 @dataclass(frozen=True)
@@ -141,11 +145,26 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
     return found
 
 
-def check_dtypes(name: str, headers: dict[str, TensorHeader]) -> None:
-    """Raise `ModelNotFound` if tensors are packed and nothing says how."""
+def fetched_headers(name: str) -> dict[str, TensorHeader]:
+    """The same of a model on the hub that has just been loaded, from the files that lie here since; none where there are only others."""
+    for file in (_WHOLE, _INDEX):
+        place = try_to_load_from_cache(name, file)
+        if isinstance(place, str):
+            return read_headers(Path(place).parent)
+    return {}
+
+
+def check_dtypes(name: str, headers: dict[str, TensorHeader], method: str | None) -> None:
+    """Raise `ModelNotFound` if tensors are packed and nothing says how, `UnsupportedModel` for a `method` that nobody here knows."""
     packed = {key: each.dtype for key, each in headers.items() if each.dtype not in PLAIN_DTYPES}
     if packed:
         key = min(packed)
+        if method is not None:
+            raise UnsupportedModel(
+                f"the weights of {name!r} are packed in a way that is not read (quant_method {method!r}): {key} has numbers of "
+                f"{packed[key]}, expected {' or '.join(sorted(PLAIN_DTYPES))}",
+                hint=NOT_READ,
+            )
         raise damaged(
             name,
             f"{counted(len(packed), 'tensor')} of numbers that are not floating-point ones ({key}: {packed[key]}), "
@@ -161,14 +180,27 @@ def check_tokenizer(name: str) -> None:
 
 
 def weights_folder(name: str) -> Path:
-    """The folder of a model's safetensors files, fetched if need be; raises ModelNotFound."""
+    """The folder of a model's safetensors files, fetched if need be; raises ModelNotFound.
+
+    Those are fetched that `weights_files` names. A repository may have the same weights once more, in a folder within (gpt-oss) or under
+    other names (Mistral).
+    """
     if Path(name).is_dir():
         return Path(name)
     with within_reach(name):
         try:
-            return Path(snapshot_download(name, allow_patterns=list(_FILES)))
+            folder = _fetched(name, [_WHOLE, _INDICES])
+            if (folder / _WHOLE).is_file():
+                return folder
+            index = _index_of(folder)
+            return _fetched(name, [_ALL] if index is None else _listed(name, index))
         except (OSError, ValueError, HfHubHTTPError) as error:
             raise not_found(name, error) from error
+
+
+def _fetched(name: str, patterns: list[str]) -> Path:
+    """The folder of a model on the hub, with its files of these names; those of folders within are not wanted."""
+    return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"]))
 
 
 def weights_files(name: str, folder: Path) -> list[Path]:

@@ -44,7 +44,10 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _CHOSEN = ("num_experts_per_tok", "top_k_experts")  # experts of a token
 _WINDOWS = {"sliding_window": "sliding_attention", "attention_chunk_size": "chunked_attention"}
 _MOST_MODULES = 4096
-_POSITIVE = ("rope_theta", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "swiglu_limit")
+_POSITIVE = (
+    *("rope_theta", "factor", "original_max_position_embeddings", "floor_scale"),
+    *("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "swiglu_limit"),
+)
 # Entries that networks read though the class of their configuration does not list them.
 _READ_BY_NETWORKS = ("head_dim", "sliding_window", "partial_rotary_factor")
 REPAIR = "download config.json again, or repair it"

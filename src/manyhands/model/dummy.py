@@ -34,7 +34,7 @@ _build: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config  # has
 # Errors in which transformers' classes end where a configuration makes no sense.
 UNBUILDABLE: tuple[type[Exception], ...] = (
     *(RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
-    *(ImportError, StrictDataclassError),
+    *(ImportError, AssertionError, StrictDataclassError),
 )
 STD = 0.02  # of random weights: most families start with it; logits stay finite in half precision
 
@@ -98,6 +98,38 @@ def bare_model(config: Any, dtype: torch.dtype) -> PreTrainedModel:
             f"the configuration of {name!r} makes no network: {type(error).__name__}: {in_short(error)}",
             hint=REPAIR,
         ) from error
+
+
+def names_of(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Every parameter's names, by the first of them: tied weights have several, and a checkpoint has them under any."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return {first: (first, *others) for first, *others in names.values()}
+
+
+def untie_where(model: Any, differ: Callable[[str, str], bool]) -> None:
+    """Give the output layer weights of its own where a checkpoint has others for it than for the embeddings it should share.
+
+    So transformers takes such a checkpoint, whatever its configuration says. `model` is on the meta device, `differ` says it of two
+    names.
+    """
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is None or getattr(head, "weight", None) is not table.weight:
+        return
+    first, second, *_ = next(
+        names for names in names_of(model).values() if model.get_parameter(names[0]) is head.weight
+    )
+    if differ(first, second):
+        head.weight = nn.Parameter(torch.empty_like(head.weight))
+        model.config.tie_word_embeddings = False
+        for name in (first, second):
+            model.all_tied_weights_keys.pop(name, None)
+
+
+def are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of a checkpoint have the same numbers."""
+    return one.shape == other.shape and torch.equal(one, other.to(one.dtype))
 
 
 def mend_buffers(model: Any) -> None:

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_utils import PreTrainedModel
+from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils.quantization_config import Mxfp4Config
 
@@ -32,6 +33,7 @@ from manyhands.errors import (
     counted,
 )
 from manyhands.hub import (
+    ADAPTER_FILES,
     damaged,
     in_short,
     incomplete,
@@ -43,11 +45,14 @@ from manyhands.hub import (
 )
 from manyhands.model.adapter import ModelAdapter, is_in_use
 from manyhands.model.checkpoint import (
+    TensorHeader,
     check_dtypes,
     check_folder,
     check_lora,
     check_tokenizer,
+    fetched_headers,
     read_headers,
+    weights_folder,
 )
 from manyhands.model.configuration import REPAIR, check_sizes, check_written
 from manyhands.model.devices import resolve_device, resolve_dtype, too_small
@@ -95,6 +100,11 @@ _BITS = {"int4": "four", "fp8": "eight"}
 _ROUNDED_TO = (
     "_rounded_to"  # of a network that was built already: the bits to which it was rounded here
 )
+
+# Where transformers looks for an adapter in a model's own folder, if `peft` is installed: nowhere. It would add one that lies there,
+# and of a model on the hub take the network that the adapter names; whole networks would differ from their parts, and from machine to
+# machine.
+_NO_ADAPTER = {"subfolder": "no-adapter-is-looked-for"}
 
 # How composites (`families.language_model`) name the weights of their language model: as published, and as transformers
 # holds them. Alone it has these names already, and the patterns find nothing.
@@ -188,6 +198,11 @@ def load_adapter(
                 round_to_fp16(network)
         adapter = ModelAdapter(network, name=str(model), context=context, family=family)
         refuse_to_save(network)
+    if adapted is None and (Path(found.name) / ADAPTER_FILES[0]).is_file():
+        notes.append(
+            f"the folder {found.name!r} holds an adapter beside its weights, which is not added to them; give the folder as the "
+            "adapter too, to have it"
+        )
     for note in notes:
         warnings.warn(note, stacklevel=2)
     return adapter, tokenizer
@@ -293,8 +308,9 @@ def _network(
             f"the weights of {name!r} have {_BITS[layout.kind]} bits already ({layout.method.upper()})",
             hint='leave quantise out, or say "none" to have them unpacked',
         )
-    if layout is not None and device.type == "cpu" and cutting is None:
-        _check_room(name, config, dtype, kind)
+    own = config if cutting is None else cutting.config
+    if layout is not None and device.type == "cpu":
+        _check_room(name, own, dtype, kind)
     if found.file is not None:
         if cutting is not None:
             raise UnsupportedModel(
@@ -318,9 +334,11 @@ def _network(
         )
     if keeps_experts and cutting is None:
         return _place(load_mxfp4(name, config, device=device, dtype=dtype), device, kind)
-    if is_mxfp4(config) and Path(name).is_dir() and (headers := read_headers(Path(name))):
-        check_mxfp4(name, headers)
     if cutting is not None:
+        if is_mxfp4(config) and (headers := read_headers(weights_folder(name))):
+            check_mxfp4(name, headers)
+        if device.type == "cpu":
+            _check_room(name, own, dtype)
         renamed = _INSIDE if may_be_inside(config) else {}
         part, unknown = read_part(
             name, cutting, device=device, dtype=dtype, renamed=renamed, mxfp4=keeps_experts
@@ -451,9 +469,9 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, notes: list[str]) ->
         special = {"config": config, "key_mapping": _INSIDE}
     enter(config)
     read: Any = AutoModelForCausalLM.from_pretrained
-    headers = read_headers(Path(name)) if Path(name).is_dir() else {}
-    if headers and getattr(config, "quantization_config", None) is None:
-        check_dtypes(name, headers)
+    is_here = Path(name).is_dir()
+    if is_here:
+        _check_headers(name, config, read_headers(Path(name)))
     _check_room(name, config, dtype)
     try:
         model, report = read(
@@ -462,6 +480,7 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, notes: list[str]) ->
             trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # to name them below; nothing is ignored
+            adapter_kwargs=_NO_ADAPTER,
             **special,
         )
     except SafetensorError as error:
@@ -481,6 +500,8 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, notes: list[str]) ->
     except UNBUILDABLE as error:
         check_generation(name)
         raise damaged(name, f"weights that cannot be used ({in_short(error)})") from error
+    if not is_here:
+        _check_headers(name, config, fetched_headers(name))
     # Transformers would go on with random numbers in the place of these.
     if report["missing_keys"]:
         raise damaged(name, f"no weights for {_some(report['missing_keys'])}")
@@ -496,6 +517,28 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, notes: list[str]) ->
         vars(model).pop("_weight_conversions", None)  # or saving would turn the names back
     loaded: PreTrainedModel = model
     return loaded
+
+
+def _check_headers(name: str, config: Any, headers: dict[str, TensorHeader]) -> None:
+    """Raise ModelNotFound, UnsupportedModel for packed numbers that transformers would take for ordinary ones.
+
+    It passes over a method that it does not know, such as ModelOpt's. Without safetensors nothing is known.
+    """
+    quantization = getattr(config, "quantization_config", None)
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    is_known = method is None or (isinstance(method, str) and _reads(quantization))
+    if headers and is_mxfp4(config):
+        check_mxfp4(name, headers)
+    elif headers and quantization is None:
+        check_dtypes(name, headers, None)
+    elif headers and not is_known:
+        check_dtypes(name, headers, str(method))
+
+
+def _reads(quantization: Any) -> bool:
+    """Whether transformers knows this entry's method."""
+    with quiet():
+        return bool(AutoHfQuantizer.supports_quant_method(quantization))
 
 
 def _without_a_place(name: str, unknown: Any) -> list[str]:

@@ -32,6 +32,19 @@ from manyhands.schema.setting import as_found
 CONFIG, WEIGHTS = ADAPTER_FILES
 _PREFIX = "base_model.model."
 _SIDES = ("lora_A", "lora_B")
+_PLAIN_MERGE = "merge it with the library that made it, and load the merged model"
+# Entries of an adapter's configuration with which W + (alpha / rank) B A is not what is meant, and what is expected instead.
+_CHANGING = {
+    **dict.fromkeys(("rank_pattern", "alpha_pattern"), "one rank and one alpha for all layers"),
+    "fan_in_fan_out": "weights [out, in]",
+    **dict.fromkeys(("layer_replication", "kasa_config"), "the layers of the model as they are"),
+    **dict.fromkeys(("use_qalora", "use_bdlora"), "whole A and B"),
+    **dict.fromkeys(
+        ("alora_invocation_tokens", "arrow_config"), "an adapter that holds for all tokens"
+    ),
+}
+# How beginnings of A and B are called for which `peft` takes what they make out of the weights, so that the sum is as before.
+_TAKEN_OUT = ("pissa", "olora", "corda", "loftq", "lora_ga")
 _MERGED = "_merged_adapter"  # of a network: the adapter that was added to its weights
 
 
@@ -182,6 +195,7 @@ def merge_lora(model: nn.Module, folder: str | Path) -> None:
             f"the adapter at {folder} has no tensors", hint="copy or train it again"
         )
     # All is looked at before the first weight changes.
+    _check_shared(model, {name: layers.get(name) for name in sides}, folder)
     pairs = [
         (layers.get(name), _checked(layers.get(name), name, found, config["r"], folder))
         for name, found in sides.items()
@@ -192,8 +206,9 @@ def merge_lora(model: nn.Module, folder: str | Path) -> None:
     with torch.no_grad():
         for layer, (a, b) in pairs:
             assert layer is not None, "looked at before"
-            a, b = (side.to(layer.weight.device, torch.float32) for side in (a, b))
-            layer.weight.copy_(layer.weight.float() + scaling * (b @ a))
+            wide = torch.promote_types(layer.weight.dtype, torch.float32)
+            a, b = (side.to(layer.weight.device, wide) for side in (a, b))
+            layer.weight.copy_(layer.weight.to(wide) + scaling * (b @ a))
     merged.versions.update(_versions(model, sides))
 
 
@@ -277,6 +292,18 @@ def _checked(
     return a, b
 
 
+def _check_shared(model: Any, layers: dict[str, nn.Linear | None], folder: Path) -> None:
+    """Raise UnsupportedModel for a layer that shares its weights with the embeddings: added to them the adapter would change both."""
+    table = getattr(model, "get_input_embeddings", lambda: None)()
+    for name, layer in layers.items():
+        if layer is not None and table is not None and layer.weight is table.weight:
+            raise UnsupportedModel(
+                f"the adapter at {folder} is for {name!r}, whose weights are those of the embeddings in this model "
+                "(tie_word_embeddings); expected layers with weights of their own",
+                hint="train it without this layer, or give the model with a copy of the embeddings as its output layer",
+            )
+
+
 def _check_half(half: Tensor, what: str, folder: Path) -> None:
     """Raise UnsupportedModel for what is no matrix of numbers that a weight can be made of."""
     is_matrix = half.dim() == 2 and half.is_floating_point()
@@ -310,14 +337,22 @@ def _scaling(config: dict[str, Any], folder: Path) -> float:
     if kind != "LORA" or config.get("use_dora") or config.get("bias", "none") != "none":
         raise UnsupportedModel(
             f"the adapter at {folder} is of the kind {kind!r}, with bias or DoRA; expected plain LoRA",
-            hint="merge it with the library that made it, and load the merged model",
+            hint=_PLAIN_MERGE,
         )
-    for name in ("rank_pattern", "alpha_pattern", "fan_in_fan_out"):
+    for name, expected in _CHANGING.items():
         if config.get(name):
             raise UnsupportedModel(
-                f"the adapter at {folder} has {name} = {config[name]!r}; expected one rank and one alpha for all layers",
-                hint="merge it with the library that made it, and load the merged model",
+                f"the adapter at {folder} has {name} = {config[name]!r}; expected {expected}",
+                hint=_PLAIN_MERGE,
             )
+    begun = config.get("init_lora_weights")
+    if isinstance(begun, str) and begun.lower().startswith(_TAKEN_OUT):
+        raise UnsupportedModel(
+            f"the adapter at {folder} has init_lora_weights = {begun!r}: what it began as was taken out of the weights that it is for, "
+            "and the model has it still",
+            hint="save it with path_initial_model_for_weight_conversion, which makes a plain adapter of it, or "
+            + _PLAIN_MERGE,
+        )
     if not isinstance(rank, int) or not _is_positive(rank) or not _is_positive(alpha):
         raise InvalidRequest(
             f"{folder / CONFIG} has r = {as_found(rank)} and lora_alpha = {as_found(alpha)}; expected two positive numbers",

@@ -18,7 +18,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from manyhands.errors import InvalidRequest, ManyhandsError, ModelNotFound, UnsupportedModel
+from manyhands.errors import (
+    InvalidRequest,
+    ManyhandsError,
+    ModelNotFound,
+    OutOfMemory,
+    UnsupportedModel,
+)
 from manyhands.model import loading
 from manyhands.model.fingerprint import sums_of
 from manyhands.model.fusion import fuse_modules
@@ -190,6 +196,23 @@ def test_one_head_for_all_ranks_and_tied_embeddings(
     config.num_key_value_heads, config.tie_word_embeddings = kv_heads, tied
     saved(tiny_model(config), tmp_path)
     assert float((together(tmp_path, 4) - whole(tmp_path)).abs().max()) < FLOAT32
+
+
+def test_tied_weights_by_either_name(tmp_path: Path) -> None:
+    folder = saved(ZOO["gemma2"](), tmp_path)
+    expected = whole(folder)
+    test_packed_checkpoint.rename_table(folder)
+    assert torch.equal(whole(folder), expected)
+    assert float((together(folder, 2) - expected).abs().max()) < FLOAT32
+
+
+def test_an_output_layer_of_its_own_beside_a_configuration_that_ties_it(tmp_path: Path) -> None:
+    """Parts had the embeddings in its place, where the whole has what the checkpoint says."""
+    folder = saved(ZOO["qwen3"](), tmp_path)
+    expected = whole(folder)
+    _configure(folder, tie_word_embeddings=True)
+    assert torch.equal(whole(folder), expected)
+    assert float((together(folder, 2) - expected).abs().max()) < FLOAT32
 
 
 @pytest.mark.parametrize(("family", "layer"), [("llama", ".v_proj"), ("llama4_text", ".experts.")])
@@ -475,6 +498,18 @@ def test_parts_of_what_the_whole_would_be_refused_for(
     with pytest.raises(ManyhandsError, match=named) as error:
         together(tmp_path, 2)
     assert error.value.hint
+
+
+@pytest.mark.parametrize("name", ["llama", "awq"])
+def test_a_part_larger_than_all_memory_is_not_begun(name: str, tmp_path: Path) -> None:
+    """Its tensors have another shape, which would be seen when there is no memory left."""
+    if name == "awq":
+        test_packed_checkpoint._write(tmp_path, "llama", name)
+    else:
+        saved(ZOO[name](), tmp_path)
+    _configure(tmp_path, intermediate_size=1 << 30)
+    with pytest.raises(OutOfMemory, match="this process may have"):
+        together(tmp_path, 2)
 
 
 def test_pickles_cannot_be_read_in_part(tmp_path: Path) -> None:

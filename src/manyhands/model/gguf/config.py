@@ -140,8 +140,14 @@ def _check_blocks(header: Header, count: int) -> None:
 def _rotations(
     header: Header, factors: list[float] | None, reach: int, head: int
 ) -> dict[str, Any]:
+    """Of llama.cpp's facts its loader's sense (`llama_model::load_hparams`): a factor without a type is a linear one, 0 is none."""
     theta = _real(header, "rope.freq_base", 10000.0)
-    kind, attention = (header.fact(f"rope.scaling.{name}") for name in ("type", "attn_factor"))
+    kind = header.fact("rope.scaling.type")
+    if kind is None and header.fact("rope.scaling.factor"):
+        kind = "linear"
+    attention = header.fact("rope.scaling.attn_factor")
+    if attention not in (None, 1):  # it multiplies the scores, whatever the type
+        raise _refused(header, f"rope.scaling.attn_factor = {str(attention)[:60]}")
     if factors is not None:
         if kind not in (None, "none") or len(factors) != head // 2:
             raise _refused(
@@ -164,7 +170,7 @@ def _rotations(
     if kind == "linear":
         factor = _real(header, "rope.scaling.factor")
         return {"rope_type": "linear", "rope_theta": theta, "factor": factor}
-    if kind == "yarn" and attention is None:
+    if kind == "yarn":
         return {
             "rope_type": "yarn",
             "rope_theta": theta,

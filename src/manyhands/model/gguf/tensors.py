@@ -113,6 +113,7 @@ class Blocks:
     kind: ClassVar[str] = "int4"
     mark: ClassVar[str] = "blocks"
     tensors: ClassVar[frozenset[str]] = frozenset({"blocks"})
+    optional: ClassVar[frozenset[str]] = frozenset()
 
     def kind_on(self, device: torch.device) -> str:
         """Four bits on a GPU; a CPU would unpack them for every product."""

@@ -27,9 +27,9 @@ from transformers.modeling_utils import PreTrainedModel
 
 from manyhands.errors import UnsupportedModel
 from manyhands.hub import damaged, in_short
-from manyhands.model.checkpoint import PLAIN_DTYPES, weights_files, weights_folder
+from manyhands.model.checkpoint import NOT_READ, PLAIN_DTYPES, weights_files, weights_folder
 from manyhands.model.devices import too_small
-from manyhands.model.dummy import bare_model, mend_buffers
+from manyhands.model.dummy import are_alike, bare_model, mend_buffers, names_of, untie_where
 from manyhands.model.parallel.cuts import Cut, Cutting
 from manyhands.model.quantised.mxfp4 import PRODUCTS, Mxfp4Stack, stacks_for_mxfp4
 
@@ -138,12 +138,16 @@ class _Tensors:
             raise UnsupportedModel(
                 f"the weights of {self.name!r} are packed in a way that is not read: {key} has numbers of {dtype}, "
                 f"expected {' or '.join(sorted(known))}",
-                hint="use a checkpoint that is not quantised, or one in AWQ, GPTQ or FP8 with blocks of 128 x 128",
+                hint=NOT_READ,
             )
         return found
 
-    def number(self, key: str) -> Tensor:
-        """A tensor without dims."""
+    def differ(self, one: str, other: str) -> bool:
+        """Whether there are both of these, with other numbers."""
+        return one in self and other in self and not are_alike(self.all_of(one), self.all_of(other))
+
+    def all_of(self, key: str) -> Tensor:
+        """A whole tensor, as one without dims is always read."""
         file, own = self._files[key]
         found: Tensor = file.get_tensor(own)
         return found
@@ -153,6 +157,7 @@ def _filled(
     tensors: _Tensors, cutting: Cutting, device: torch.device, dtype: torch.dtype, *, mxfp4: bool
 ) -> Any:
     model: Any = bare_model(cutting.config, dtype)
+    untie_where(model, tensors.differ)
     cutting.shorten(model)
     stacks = dict(stacks_for_mxfp4(model)) if mxfp4 else {}
     for name in stacks:
@@ -161,34 +166,38 @@ def _filled(
     model.tie_weights()
     with torch.no_grad():
         mend_buffers(model)
+        names = names_of(model)
         for key, parameter in model.named_parameters():
-            value = _read(tensors, cutting, key)
+            there = next((name for name in names[key] if name in tensors), key)
+            # The embeddings are whole, by whatever name.
+            value = _read(tensors, cutting, key, there)
             assert value.shape == parameter.shape, (key, value.shape, parameter.shape)
             parameter.copy_(value)
         kept = model.state_dict(keep_vars=True).keys()
         for key, buffer in model.named_buffers():
             if key in kept:  # a router's, say: every rank has all of it
                 whole = tensors.take(key, tuple(buffer.shape))
-                buffer.copy_(whole[:] if whole.get_shape() else tensors.number(key))
+                buffer.copy_(whole[:] if whole.get_shape() else tensors.all_of(key))
     tensors.left -= {key for key, _ in model.named_parameters(remove_duplicate=False)}
     for name, stack in stacks.items():
         model.set_submodule(name, _packed(tensors, cutting, name, stack, dtype))
     return model.train(False)
 
 
-def _read(tensors: _Tensors, cutting: Cutting, key: str) -> Tensor:
+def _read(tensors: _Tensors, cutting: Cutting, key: str, there: str) -> Tensor:
+    """A rank's slice of a weight, which the checkpoint has `there`."""
     layer, _, own = key.rpartition(".")
-    if key not in tensors and f"{key}_blocks" in tensors:
+    if there not in tensors and f"{key}_blocks" in tensors:
         return _unpacked(tensors, cutting, key)
     if (
-        key not in tensors
+        there not in tensors
         and own in _OF_AN_EXPERT
         and f"{layer}.0.{_OF_AN_EXPERT[own][0]}.weight" in tensors
     ):
         return _stacked(tensors, cutting, key)
-    whole = tensors.take(key, cutting.whole_shapes[key])
+    whole = tensors.take(there, cutting.whole_shapes[key])
     if not whole.get_shape():  # one number, of which there are no slices
-        return tensors.number(key)
+        return tensors.all_of(there)
     return cutting.slice_of(key, whole)
 
 

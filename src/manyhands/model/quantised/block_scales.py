@@ -46,6 +46,7 @@ class BlockScales:
     kind: ClassVar[str] = "fp8"
     mark: ClassVar[str] = "weight_scale_inv"
     tensors: ClassVar[frozenset[str]] = frozenset({"weight", "weight_scale_inv"})
+    optional: ClassVar[frozenset[str]] = frozenset()
 
     def kind_on(self, device: torch.device) -> str:
         """Eight bits where they save time; elsewhere the numbers as they are meant."""

@@ -24,7 +24,7 @@ from manyhands.errors import UnsupportedModel, counted
 from manyhands.hub import damaged, in_short, incomplete
 from manyhands.model.checkpoint import PLAIN_DTYPES, TensorHeader, weights_files, weights_folder
 from manyhands.model.devices import too_small
-from manyhands.model.dummy import bare_model, mend_buffers
+from manyhands.model.dummy import are_alike, bare_model, mend_buffers, names_of, untie_where
 from manyhands.model.parallel.cuts import Cutting
 from manyhands.model.quantised.linear import Quantised
 from manyhands.model.quantised.mxfp4 import (
@@ -62,6 +62,10 @@ class Layout(Protocol):
     @property
     def tensors(self) -> frozenset[str]:
         """The names that take the place of `weight`."""
+
+    @property
+    def optional(self) -> frozenset[str]:
+        """Names among them that a layer may lack."""
 
     def kind_on(self, device: torch.device) -> str:
         """The layers to be made on this device unless others are asked for: `kind`, or "none"."""
@@ -237,6 +241,12 @@ class _Tensors:
             raise damaged(self.name, f"no weights for {key}")
         return self.left.pop(key).get_tensor(key)
 
+    def differ(self, one: str, other: str) -> bool:
+        """Whether there are both of these, with other numbers."""
+        if one not in self.left or other not in self.left:
+            return False
+        return not are_alike(*(self.left[key].get_tensor(key) for key in (one, other)))
+
     def drop(self, keys: Iterable[str]) -> None:
         for key in list(keys):
             self.left.pop(key, None)
@@ -253,6 +263,7 @@ def _load(
 ) -> Any:
     whole: Any = bare_model(config, dtype)
     model: Any = whole if cutting is None else bare_model(cutting.config, dtype)
+    untie_where(model, tensors.differ)
     if cutting is not None:
         cutting.shorten(model)
     mark = f".{layout.mark}"
@@ -276,6 +287,7 @@ def _load(
 
 def _with_experts(tensors: _Tensors, config: Any, device: torch.device, dtype: torch.dtype) -> Any:
     model: Any = bare_model(config, dtype)
+    untie_where(model, tensors.differ)
     stacks = dict(stacks_for_mxfp4(model))
     for name in stacks:
         model.set_submodule(name, nn.Identity())  # no memory for what comes packed
@@ -331,8 +343,9 @@ def _part(tensors: _Tensors, name: str, layer: nn.Module, cutting: Cutting) -> n
 
 def _copy(tensors: _Tensors, model: nn.Module, cutting: Cutting | None) -> None:
     """Everything that is not packed; tied weights are one tensor, and may be stored once or twice."""
+    names = names_of(model)
     for key, parameter in model.named_parameters():
-        value = tensors.take(key)
+        value = tensors.take(next((name for name in names[key] if name in tensors.left), key))
         whole = tuple(parameter.shape) if cutting is None else cutting.whole_shapes[key]
         _check_plain(tensors, key, value, whole)
         parameter.copy_(value if cutting is None else cutting.slice_of(key, value))
@@ -364,7 +377,11 @@ def _layer(
     dtype: torch.dtype,
     unpacked: bool,
 ) -> nn.Module:
-    found = {key: tensors.take(f"{name}.{key}") for key in sorted(layout.tensors)}
+    found = {
+        key: tensors.take(f"{name}.{key}")
+        for key in sorted(layout.tensors)
+        if key not in layout.optional or f"{name}.{key}" in tensors.left
+    }
     bias = tensors.take(f"{name}.bias") if f"{name}.bias" in tensors.left else None
     if linear.bias is None and bias is not None and not bool(bias.any()):
         bias = None  # some writers give every layer one, of zeros

@@ -6,9 +6,12 @@ Both keep eight numbers in an int32, scales in float16, and their matrices with 
            the eight are outputs, in the order 0 2 4 6 1 3 5 7
     GPTQ   qweight [K / 8, N]   qzeros [G, N / 8]   scales [G, N]   g_idx [K]
            the eight are inputs (of zeros: outputs), in order; zeros are stored less 1, unless the
-           format is gptq_v2; g_idx is the group of each input, in any order after "act-order"
+           format is gptq_v2; g_idx is the group of each input, in any order after "act-order",
+           and may be left out where inputs come in the order of their groups
 
-G counts groups of inputs. Sources: the packing code of AutoAWQ ("gemm") and of AutoGPTQ, GPTQModel.
+G counts groups of inputs. Sources: the packing code of AutoAWQ ("gemm") and of AutoGPTQ, GPTQModel. The latter takes the 1
+from all eight zeros by one subtraction of words (`convert_gptq_v2_to_v1_format_module`): a zero of 0, which asymmetric groups
+have, borrows from its neighbour. So words are added to before they are unpacked, as its reader does.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from manyhands.model.quantised.w4a16 import GROUPS, Int4Linear, group_for, pack
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _IN_ORDER = tuple(range(8))
+_ONES = 0x11111111  # 1 in each of the eight
 _HINT = "use a 4-bit AWQ (gemm) or GPTQ checkpoint, or one that is not quantised"
 _DAMAGED = "the checkpoint is damaged; download it again"
 _SCALES = (torch.float16, torch.bfloat16, torch.float32)
@@ -36,6 +40,8 @@ class Packing:
 
     method: Literal["awq", "gptq"]
     zeros_less_one: bool = False
+    # Whether the configuration says that inputs come in the order of their groups.
+    is_in_order: bool = False
     kind: ClassVar[str] = "int4"
     mark: ClassVar[str] = "qweight"
 
@@ -44,6 +50,11 @@ class Packing:
         """The names that take the place of `weight`."""
         names = {"qweight", "qzeros", "scales"}
         return frozenset(names | {"g_idx"} if self.method == "gptq" else names)
+
+    @property
+    def optional(self) -> frozenset[str]:
+        """Names among them that a layer may lack."""
+        return frozenset({"g_idx"} if self.is_in_order else ())
 
     def kind_on(self, device: torch.device) -> str:
         """Four bits everywhere."""
@@ -60,9 +71,11 @@ class Packing:
             zeros = _unpack(tensors["qzeros"], _AWQ_ORDER)
         else:
             q = _unpack(qweight.t().contiguous(), _IN_ORDER)
-            zeros = _unpack(tensors["qzeros"], _IN_ORDER)
-            zeros = (zeros + 1) & 0xF if self.zeros_less_one else zeros
-            order = _order(tensors["g_idx"], q.shape[1], groups)
+            words = tensors["qzeros"]
+            zeros = _unpack(words + _ONES if self.zeros_less_one else words, _IN_ORDER)
+            # Old writers put zeros there.
+            if "g_idx" in tensors and not (self.is_in_order and not tensors["g_idx"].any()):
+                order = _order(tensors["g_idx"], q.shape[1], groups)
             q = q if order is None else q[:, order.long()]
         inputs = q.shape[1]
         if q.shape[0] != outputs or zeros.shape != scales.shape or inputs % groups:
@@ -93,14 +106,27 @@ def read_packing(quantization: Mapping[str, Any]) -> Packing | None:
     if quantization.get("dynamic"):
         raise UnsupportedModel("its layers are quantised in different ways", hint=_HINT)
     if method == "awq":
-        version = str(quantization.get("version", "gemm")).lower()
+        version = _said(quantization, "version", "format") or "gemm"
         if version != "gemm":
             raise UnsupportedModel(f"its AWQ layout is {version!r}, not gemm", hint=_HINT)
         return Packing("awq")
-    layout = str(quantization.get("checkpoint_format", "gptq")).lower()
+    layout = _said(quantization, "checkpoint_format", "format") or "gptq"
     if layout not in ("gptq", "gptq_v2"):
         raise UnsupportedModel(f"its GPTQ layout is {layout!r}, not gptq", hint=_HINT)
-    return Packing("gptq", zeros_less_one=layout == "gptq")
+    return Packing(
+        "gptq",
+        zeros_less_one=layout == "gptq",
+        is_in_order=quantization.get("desc_act") is False,
+    )
+
+
+def _said(quantization: Mapping[str, Any], *names: str) -> str | None:
+    """An entry that writers of different years call by different names; UnsupportedModel where two of them disagree."""
+    found = {name: str(quantization[name]).lower() for name in names if quantization.get(name)}
+    if len({*found.values()}) > 1:
+        both = " and ".join(f"{name} {value!r}" for name, value in found.items())
+        raise UnsupportedModel(f"its quantization_config has {both}", hint=_HINT)
+    return next(iter(found.values()), None)
 
 
 def from_layer(layer: Int4Linear, packing: Packing) -> dict[str, Tensor]:
@@ -115,10 +141,10 @@ def from_layer(layer: Int4Linear, packing: Packing) -> dict[str, Tensor]:
     if layer.order is not None:
         back = layer.order.long().argsort()
         q, g_idx = q[:, back], g_idx[back]
-    zeros = (zeros - 1) & 0xF if packing.zeros_less_one else zeros
+    words = _pack(zeros, _IN_ORDER)
     return {
         "qweight": _pack(q, _IN_ORDER).t().contiguous(),
-        "qzeros": _pack(zeros, _IN_ORDER),
+        "qzeros": words - _ONES if packing.zeros_less_one else words,
         "scales": layer.scales,
         "g_idx": g_idx,
     }
