@@ -24,13 +24,23 @@ import re
 
 
 class ManyhandsError(Exception):
-    """Root of the tree. `str(error)` is the problem, `error.hint` the mend (may be empty)."""
+    """Root of the tree. `str(error)` is the problem, `error.hint` the mend (may be empty), which a traceback shows as a note."""
 
     exit_code = 1
 
     def __init__(self, problem: str, *, hint: str = "") -> None:
         super().__init__(problem)
         self.hint = hint
+
+    @property
+    def hint(self) -> str:
+        """The mend."""
+        return self._hint
+
+    @hint.setter
+    def hint(self, hint: str) -> None:
+        self._hint = hint
+        self.__notes__ = [f"hint: {hint}"] if hint else []
 
 
 class InvalidRequest(ManyhandsError):

@@ -401,7 +401,7 @@ def test_lines_that_do_not_fit(line: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kind", ["surprise", None])
 def test_lines_of_another_kind(kind: object) -> None:
-    said = f"^line 7 of the trace: its kind is {kind!r}, which no line of a trace has$"
+    said = f"^line 7 of the trace: its kind is {kind!r}, which no line of a trace has\n"
     with pytest.raises(BrokenTrace, match=said) as caught:
         parse_trace([*START, {"kind": kind}])
     assert "or is no trace" in caught.value.hint
