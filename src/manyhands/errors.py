@@ -13,6 +13,7 @@ A broken promise between our own rooms is a bug, and an `assert`.
     ├── BrokenTrace           7   a trace file that is damaged, truncated or of another version
     ├── OutputFailed          8   a file could not be written (disk full, no permission)
     ├── RanksFailed           1   a rank of the model has ended, or made another pass than the others
+    ├── RunCancelled          2   an InvalidRequest: a run that was cancelled has no answer
     └── of a Service          1   Busy, DeadlineExceeded, ServiceStopped: no command ends with them
 """
 
@@ -165,6 +166,10 @@ class Busy(ManyhandsError):
 
 class DeadlineExceeded(ManyhandsError):
     """A run was ended because it took longer than it was given."""
+
+
+class RunCancelled(InvalidRequest):
+    """A run was asked for its answer, and had been cancelled."""
 
 
 class ServiceStopped(ManyhandsError):

@@ -20,7 +20,7 @@ from manyhands.server import page
 from manyhands.server.page import document
 from manyhands.server.records import begin_record, pass_record
 from manyhands.server.view import CUT_SHORT, records_of
-from manyhands.strategies.events import TokenWritten, WorkerJoined
+from manyhands.strategies.events import Event, TokenWritten, WorkerJoined
 from manyhands.strategies.methods import METHODS
 from manyhands.strategies.profiles import PROFILES
 from manyhands.strategies.run_spec import RunSpec
@@ -93,7 +93,7 @@ def test_a_trace_of_a_strategy_of_ones_own_is_shown_too() -> None:
 
 
 def test_workers_of_a_strategy_of_ones_own_are_counted_where_nothing_names_them() -> None:
-    told = [TokenWritten(1, worker, 5, "x") for worker in (0, 1, 2)]
+    told: list[Event] = [TokenWritten(1, worker, 5, "x") for worker in (0, 1, 2)]
     trace = replace(team_run().trace, events=told, event_passes=[1, 1, 1], header={"workers": 1})
     assert len(account_from(trace).hands) == 3
     came = [TokenWritten(1, 0, 5, "x"), WorkerJoined(1, 2, "Late"), TokenWritten(2, 2, 5, "x")]
