@@ -13,6 +13,7 @@ A broken promise between our own rooms is a bug, and an `assert`.
     ├── BrokenTrace           7   a trace file that is damaged, truncated or of another version
     ├── OutputFailed          8   a file could not be written (disk full, no permission)
     ├── RanksFailed           1   a rank of the model has ended, or made another pass than the others
+    ├── RunCancelled          2   an InvalidRequest: a run that was cancelled has no answer
     └── of a Service          1   Busy, DeadlineExceeded, ServiceStopped: no command ends with them
 """
 
@@ -24,13 +25,23 @@ import re
 
 
 class ManyhandsError(Exception):
-    """Root of the tree. `str(error)` is the problem, `error.hint` the mend (may be empty)."""
+    """Root of the tree. `str(error)` is the problem, `error.hint` the mend (may be empty), which a traceback shows as a note."""
 
     exit_code = 1
 
     def __init__(self, problem: str, *, hint: str = "") -> None:
         super().__init__(problem)
         self.hint = hint
+
+    @property
+    def hint(self) -> str:
+        """The mend."""
+        return self._hint
+
+    @hint.setter
+    def hint(self, hint: str) -> None:
+        self._hint = hint
+        self.__notes__ = [f"hint: {hint}"] if hint else []
 
 
 class InvalidRequest(ManyhandsError):
@@ -155,6 +166,10 @@ class Busy(ManyhandsError):
 
 class DeadlineExceeded(ManyhandsError):
     """A run was ended because it took longer than it was given."""
+
+
+class RunCancelled(InvalidRequest):
+    """A run was asked for its answer, and had been cancelled."""
 
 
 class ServiceStopped(ManyhandsError):

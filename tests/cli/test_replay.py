@@ -209,13 +209,49 @@ def test_nothing_in_a_trace_reaches_the_terminal(cli: Cli, changed: Callable[...
         assert "[red]" in result.output
 
 
-@pytest.mark.parametrize("edit", [_edit(settings=None), _edit(method="magic")])
-def test_verify_needs_to_know_the_settings(
-    cli: Cli, changed: Callable[..., Path], edit: Callable[[Lines], Any]
-) -> None:
-    path = changed(edit)
+def test_verify_needs_to_know_the_settings(cli: Cli, changed: Callable[..., Path]) -> None:
+    path = changed(_edit(settings=None))
     assert cli("replay", path).exit_code == 0
     assert cli("replay", path, "--verify").exit_code == 7
+
+
+def test_the_run_of_a_method_of_ones_own_is_verified(
+    cli: Cli, changed: Callable[..., Path]
+) -> None:
+    """Its header makes no spec; the integers and the choice of tokens suffice. Its workers have the names it gave them."""
+    names = ["Left", "Right"]
+    path = changed(_edit(method="magic", names=names, workers=1, prompt={"mine": 3}))
+    found = cli("replay", path, "--verify")
+    assert found.exit_code == 0, found.output
+    assert "workers     Left, Right" in found.stdout
+    assert "verified: " in found.stdout
+
+    def spoil(lines: Lines) -> None:
+        chosen = [row for line in lines if line["kind"] == "pass" for row in line["rows"] if row[3]]
+        for row in chosen:
+            row[2] = 5
+
+    assert cli("replay", changed(spoil), "--verify").exit_code == 1
+    for settings, said in (
+        ({}, "does not say how tokens were chosen"),
+        ({"choice": 5}, "cannot be read"),
+        ({"choice": {"temperature": -1}}, "cannot be read"),
+    ):
+        found = cli("replay", changed(_edit(settings=settings)), "--verify")
+        assert found.exit_code == 7
+        assert said in found.stderr
+    sampled = changed(_edit(settings={"choice": {"temperature": 0.5}}))
+    assert "sampled at temperature 0.5" in cli("replay", sampled, "--verify").stderr
+
+
+def test_a_file_of_an_exam_is_no_trace(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "hogwild.jsonl"
+    path.write_text('{"schema": 1, "kind": "header"}\n{"kind": "record"}\n', encoding="utf-8")
+    for command in ("replay", "view"):
+        found = cli(command, path)
+        assert found.exit_code == 7
+        assert "its kind is 'record', which no line of a trace has" in found.stderr
+        assert "those of an exam lie in the folder `traces`" in found.stderr
 
 
 def test_verify_of_a_trace_that_names_no_model(

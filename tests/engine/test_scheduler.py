@@ -18,7 +18,13 @@ from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.run import Run
 from manyhands.engine.scheduler import Scheduler
-from manyhands.errors import ContextTooLong, InvalidRequest, ManyhandsError, OutOfMemory
+from manyhands.errors import (
+    ContextTooLong,
+    InvalidRequest,
+    ManyhandsError,
+    OutOfMemory,
+    RunCancelled,
+)
 from manyhands.strategies.base import Answer, Reserve, Strategy
 from manyhands.strategies.events import Event, StepEnded, TokenWritten, UsageCounted
 from manyhands.strategies.settings import SharedSettings
@@ -124,7 +130,7 @@ def test_cancelling_one_leaves_the_others_alone(victim: str) -> None:
     expected = {name: told for name, told in alone().items() if name != victim}
     assert {name: story_of(run) for name, run in others.items()} == expected
     assert everything_is_free(engine)
-    with pytest.raises(InvalidRequest, match="was cancelled"):
+    with pytest.raises(RunCancelled, match="was cancelled"):
         runs[victim].result()
 
 

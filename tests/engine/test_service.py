@@ -28,7 +28,14 @@ from manyhands.engine.passes import Passes
 from manyhands.engine.run import Run
 from manyhands.engine.scheduler import Scheduler
 from manyhands.engine.service import EventsMissed, Handle, Service
-from manyhands.errors import Busy, DeadlineExceeded, InvalidRequest, OutOfMemory, ServiceStopped
+from manyhands.errors import (
+    Busy,
+    DeadlineExceeded,
+    InvalidRequest,
+    OutOfMemory,
+    RunCancelled,
+    ServiceStopped,
+)
 from manyhands.replay.trace import parse_trace, record
 from manyhands.strategies.base import Answer, Reserve, Strategy
 from manyhands.strategies.events import Event, TokenWritten, UsageCounted
@@ -642,7 +649,7 @@ def test_a_strategy_may_cancel_any_run_but_its_own(
     is_wrong = whose == "its own" and not meanwhile
     for index, run in enumerate(runs):
         if index == number and not is_wrong:
-            with pytest.raises(InvalidRequest, match="was cancelled"):
+            with pytest.raises(RunCancelled, match="was cancelled"):
                 run.result()
             assert run.num_passes < 6
         else:
@@ -667,7 +674,7 @@ def test_a_strategy_may_cancel_a_run_that_waits_beside_it() -> None:
     runs += [engine.submit(asking(name)) for name in ("first", "second")]
     finish(engine, *runs)
     assert runs[1].result().text == "first"
-    with pytest.raises(InvalidRequest, match="was cancelled"):
+    with pytest.raises(RunCancelled, match="was cancelled"):
         runs[2].result()
 
 
@@ -713,7 +720,7 @@ def test_a_run_that_is_cancelled_while_it_does_not_compute_was_cancelled(door: s
     if door == "its farewell":
         engine.cancel(runs[0])
     finish(engine, *runs)
-    with pytest.raises(InvalidRequest, match="was cancelled"):
+    with pytest.raises(RunCancelled, match="was cancelled"):
         runs[0].result()
     assert runs[1].result().text == engine.run(counting((1, 2), 5)).text
     assert engine.pool.num_free_pages == engine.pool.num_pages

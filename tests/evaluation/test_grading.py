@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from manyhands.errors import InvalidRequest
 from manyhands.evaluation.grading import GraderFailed, Grading
+from manyhands.evaluation.run import checked_samples
 from manyhands.schema.waits import LONGEST_WAIT
 from manyhands.tasks.graders import Score
 from tests.evaluation.doubles import Doubles
@@ -25,6 +29,12 @@ def test_a_grader_that_misbehaves_is_replaced() -> None:
             grading.grade(one, "raise", "")
         with pytest.raises(GraderFailed, match=r"gave the value 7\.0"):
             grading.grade(one, "seven", "")
+        with pytest.raises(GraderFailed, match=r"returned a float, expected a Score"):
+            grading.grade(one, "bare", "")
+        with pytest.raises(
+            GraderFailed, match=r"gave the value '1', expected a number from 0 to 1"
+        ):
+            grading.grade(one, "text", "")
         with pytest.raises(GraderFailed, match=r"process died \(exit code 3\)"):
             grading.grade(one, "die", "")
         with pytest.raises(GraderFailed, match=r"`extracted` of a score is b'2'; expected"):
@@ -44,6 +54,32 @@ def test_a_grader_that_misbehaves_is_replaced() -> None:
             os.kill(pid, 0)
         grading.seconds = 20
         assert grading.grade(two, "4", "").value == 1
+
+
+def test_a_program_that_cannot_be_imported_is_no_fault_of_an_answer(tmp_path: Path) -> None:
+    """The process that grades imports the main file, where a program without its guard begins anew."""
+    program = tmp_path / "mine.py"
+    lines = [
+        "from manyhands.evaluation.grading import Grading",
+        "from tests.evaluation.doubles import Doubles",
+        "task = Doubles()",
+        "Grading(task).grade(task.samples()[0], '2', '')",
+    ]
+    program.write_text("\n".join(lines), encoding="utf-8")
+    found = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    said = "InvalidRequest: the process that grades ended before it was up (exit code 1)"
+    assert said in found.stderr
+    assert (
+        'hint: Write it to a file, what it runs behind `if __name__ == "__main__":`' in found.stderr
+    )
+
+
+@pytest.mark.parametrize("given", [None, Doubles, "arithmetic", 5])
+def test_what_is_no_task_is_refused(given: Any) -> None:
+    for take in (Grading, checked_samples):
+        with pytest.raises(InvalidRequest, match="was given as a task; expected an object"):
+            take(given)
 
 
 def test_a_grader_that_hangs_at_the_end_is_stopped() -> None:

@@ -33,8 +33,10 @@ from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.settings import SoloSettings
 from manyhands.tasks.graders import Score
 from manyhands.tasks.task import Sample
+from manyhands.text import Text
 from tests.evaluation.doubles import Doubles
 from tests.evaluation.small import Says, header
+from tests.text.small_tokenizers import byte_level
 
 RIGHT = {f"d{n}": str(2 * n) for n in range(1, 9)}
 
@@ -69,7 +71,9 @@ def test_every_sample_is_graded_at_every_budget(tmp_path: Path) -> None:
 def test_a_budget_without_an_answer_is_no_wrong_answer(tmp_path: Path) -> None:
     """Settings without snapshots, say: nothing is put on record for it."""
     path = tmp_path / "x.jsonl"
-    with pytest.raises(InvalidRequest, match=r"at 4, 6 passes, .* gives them at 8$") as caught:
+    with pytest.raises(
+        InvalidRequest, match=r"at 4, 6 passes, .* gives them at 8\nhint: "
+    ) as caught:
         take(path, Exam(Doubles().samples(), Says(RIGHT.get), (4, 6, 8)), header(budgets=(4, 6, 8)))
     assert "as `snapshots`" in caught.value.hint
     exam = Exam(Doubles().samples(), Says(RIGHT.get, budgets=(4, 6, 8)), (4, 6, 8))
@@ -143,6 +147,11 @@ def test_a_candidate_asks_at_least_one_question_at_a_time() -> None:
                 make(concurrency)
     with pytest.raises(InvalidRequest, match="the spec of a candidate is of type NoneType"):
         MethodCandidate(nobody, nobody, nobody)
+    with pytest.raises(InvalidRequest, match="a NoneType was given as the text of a candidate"):
+        MethodCandidate(nobody, nobody, spec)
+    unasked: Any = Doubles().samples()
+    with pytest.raises(InvalidRequest, match="a Sample was given as a question of an exam"):
+        next(MethodCandidate(nobody, Text(byte_level()), spec).answered(unasked))
 
 
 def test_files_may_be_named_by_a_text(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from torch import Tensor, nn
 
 from manyhands.attention.attend import QueryScale
 from manyhands.errors import UnsupportedModel
@@ -21,7 +22,7 @@ from manyhands.model.families import (
     refusal,
     storing_layers,
 )
-from manyhands.model.self_test import self_test, tiny_twin
+from manyhands.model.self_test import self_test, tiny_network, tiny_twin
 from tests.model.families_zoo import repeating_models, tiny_models
 
 ZOO = tiny_models()
@@ -182,6 +183,41 @@ def test_an_unknown_type_that_does_not_work_is_refused(model_type: str, reason: 
     with pytest.raises(UnsupportedModel, match=reason) as caught:
         self_test(hf.CONFIG_MAPPING[model_type](**sizes))  # type: ignore[arg-type]
     assert "Llama" in caught.value.hint
+
+
+class _Shifted(nn.Module):
+    """Adds to each token the one before it in the pass, as a short convolution does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + nn.functional.pad(x, (0, 0, 1, 0))[..., :-1, :]
+
+
+class _Counted(nn.Module):
+    """Scales each token by its place in the pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1 + 0.1 * torch.arange(x.shape[-2]))[:, None]
+
+
+@pytest.mark.parametrize("mixes", [_Shifted, _Counted, None])
+def test_what_mixes_or_counts_tokens_besides_attention_is_refused(
+    mixes: type[nn.Module] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order of one text it agrees; in a pass the neighbours are other rows' tokens."""
+
+    def network(config: Any) -> Any:
+        model: Any = tiny_network(config)
+        if mixes is not None:
+            model.model.layers[0].mlp = nn.Sequential(mixes(), model.model.layers[0].mlp)
+        return model
+
+    monkeypatch.setattr("manyhands.model.self_test.tiny_network", network)
+    config = hf.CONFIG_MAPPING["granite"]()
+    if mixes is None:
+        assert not self_test(config).interleaved
+        return
+    with pytest.raises(UnsupportedModel, match="fed in another order, so something besides"):
+        self_test(config)
 
 
 def test_the_examination_is_silent_and_leaves_no_trace(capfd: pytest.CaptureFixture[str]) -> None:

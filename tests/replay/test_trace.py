@@ -390,8 +390,6 @@ START = [
         {"kind": "pass", "rows": [[0, [5], 6, None]]},  # its block is frozen
         {"kind": "end", "answer": None},
         {"kind": "end"},
-        {"kind": "surprise"},
-        {"kind": None},
     ],
     ids=json.dumps,
 )
@@ -399,6 +397,14 @@ def test_lines_that_do_not_fit(line: dict[str, Any]) -> None:
     with pytest.raises(BrokenTrace, match=r"^line 7 of the trace does not fit") as caught:
         parse_trace([*START, line])
     assert caught.value.hint == "The file is damaged."
+
+
+@pytest.mark.parametrize("kind", ["surprise", None])
+def test_lines_of_another_kind(kind: object) -> None:
+    said = f"^line 7 of the trace: its kind is {kind!r}, which no line of a trace has\n"
+    with pytest.raises(BrokenTrace, match=said) as caught:
+        parse_trace([*START, {"kind": kind}])
+    assert "or is no trace" in caught.value.hint
 
 
 def test_a_damaged_line_in_the_middle_of_a_file(tmp_path: Path) -> None:

@@ -369,13 +369,24 @@ def test_text_and_traces_are_mixed_into_a_curriculum(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "text", ["", "[model.config]\nmodel_type = 'qwen3'\n", "[model]\nstart = 'other'\n"]
+)
+def test_a_model_of_the_command_stands_in_the_place_of_the_recipes(
+    tmp_path: Path, text: str
+) -> None:
+    """Also where the recipe names none."""
+    recipe = read_recipe(write(tmp_path, text + "[curriculum]\n"), "given")
+    assert (recipe.model.start, recipe.model.config) == ("given", {})
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("[model", "not valid TOML"),
-        ("[curriculum]", "neither or both of `start` and `config`"),
+        ("[curriculum]", "gives neither `start` nor `config`; expected one of them"),
         (
             '[model]\nstart = "x"\n[model.config]\nmodel_type = "qwen3"\n[curriculum]',
-            "neither or both",
+            "gives both `start` and `config`",
         ),
         (MODEL, r"needs \[curriculum\] or \[traces\]"),
         (MODEL + "[traces]\nfiles = []\nleast_score = 2", "least_score is 2.0; expected above 0"),

@@ -240,7 +240,7 @@ def test_a_run_is_ended(house: House, anna: httpx2.Client) -> None:
     found = records(anna, run)
     end = found[max(found)]
     assert (end["kind"], end["answer"]) == ("end", None)
-    assert end["error"]["code"] == "invalid_request"
+    assert end["error"]["code"] == "run_cancelled"
     assert soon(lambda: not house.front.runs.live)
     assert anna.get(f"/v1/runs/{run}").json()["status"] == "failed"
 

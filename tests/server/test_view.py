@@ -14,11 +14,13 @@ import pytest
 from manyhands.cache.step import Choice
 from manyhands.engine.loop import run_passes
 from manyhands.errors import BrokenTrace
+from manyhands.replay.retold import account_from
 from manyhands.replay.trace import Trace, parse_trace, record
 from manyhands.server import page
 from manyhands.server.page import document
 from manyhands.server.records import begin_record, pass_record
 from manyhands.server.view import CUT_SHORT, records_of
+from manyhands.strategies.events import Event, TokenWritten, WorkerJoined
 from manyhands.strategies.methods import METHODS
 from manyhands.strategies.profiles import PROFILES
 from manyhands.strategies.run_spec import RunSpec
@@ -82,8 +84,23 @@ def test_a_trace_of_a_strategy_of_ones_own_is_shown_too() -> None:
     foreign = records_of(replace_header(run, {"model": "mine", "workers": 3}))
     assert foreign[0]["names"] == ["Alice", "Bob", "Carol"]
     assert (foreign[0]["method"], foreign[0]["budget"]) == (None, None)
+    named = records_of(replace_header(run, {"method": "mine", "workers": 1, "names": list("ABC")}))
+    assert named[0]["names"] == ["A", "B", "C"]
+    with pytest.raises(BrokenTrace, match=r"its names are 'ABC'; expected a list of texts"):
+        records_of(replace_header(run, {"names": "ABC"}))
     with pytest.raises(BrokenTrace, match="counts 'many' workers"):
         records_of(replace_header(run, {"workers": "many"}))
+
+
+def test_workers_of_a_strategy_of_ones_own_are_counted_where_nothing_names_them() -> None:
+    told: list[Event] = [TokenWritten(1, worker, 5, "x") for worker in (0, 1, 2)]
+    trace = replace(team_run().trace, events=told, event_passes=[1, 1, 1], header={"workers": 1})
+    assert len(account_from(trace).hands) == 3
+    came = [TokenWritten(1, 0, 5, "x"), WorkerJoined(1, 2, "Late"), TokenWritten(2, 2, 5, "x")]
+    trace = replace(trace, events=came, header={})
+    assert [hand.name for hand in account_from(trace).hands] == ["Alice", "Bob", "Late"]
+    with pytest.raises(BrokenTrace, match="it tells of a worker 999999"):
+        account_from(replace(trace, events=[TokenWritten(1, 999999, 5, "x")]))
 
 
 def replace_header(trace: Trace, header: dict[str, Any]) -> Trace:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from manyhands.cache.step import Choice
+from manyhands.errors import InvalidRequest
+from manyhands.strategies.base import check_generator
 from manyhands.strategies.events import AnswerFound, ReplyWritten, Snapshot, TokenWritten
 from manyhands.strategies.settings import EndSettings, SoloSettings
 from tests.strategies.driver import PROMPT, Dice, Played, Scripts, play, small_text
@@ -100,3 +102,28 @@ def test_what_is_reserved_is_enough() -> None:
     played = debate(replace(SETTINGS, budget=40), Dice(TEXT, boxes=0, ends=0))
     fed = sum(len(row.feed) for one in played.passes for row in one.rows)
     assert fed <= played.reserved[0].num_tokens
+
+
+def test_a_part_that_is_no_generator_is_named() -> None:
+    class Forgetful(DEBATE):  # type: ignore[misc, valid-type]
+        def work(self) -> Any:
+            self.write([0])
+
+    said = "`work` of a Forgetful returned a NoneType; expected a generator"
+    strategy = Forgetful("2+3", TEXT, SETTINGS, PROMPT, None)
+    with pytest.raises(InvalidRequest, match=said):
+        play(strategy.play(), Scripts(TEXT))
+    with pytest.raises(InvalidRequest, match="a Forgetful was given as a strategy") as caught:
+        check_generator(strategy)
+    assert caught.value.hint == "Give what its `play` returns."
+
+
+def test_what_follows_may_be_nothing() -> None:
+    class Silent(DEBATE):  # type: ignore[misc, valid-type]
+        def follow(self, worker: int, piece: str) -> None:
+            self.finish_reason = "stopped"
+
+    played = play(
+        Silent("2+3", TEXT, SETTINGS, PROMPT, None).play(), Scripts(TEXT, Alice=["a"], Bob=["b"])
+    )
+    assert (played.answer.finish_reason, played.answer.forward_passes) == ("stopped", 1)

@@ -12,6 +12,7 @@ import pytest
 
 from manyhands.cache.step import Step
 from manyhands.cli.screens import _more_of
+from manyhands.errors import InvalidRequest
 from manyhands.prompts.load import TABLES, Prompts
 from manyhands.schema.plain import from_plain, to_plain
 from manyhands.strategies.account import Account
@@ -20,7 +21,7 @@ from manyhands.strategies.events import AnswerFound, EngineEvent, Event, StepEnd
 from manyhands.strategies.listening import Heard, Listen
 from manyhands.strategies.methods import METHODS, Method
 from manyhands.strategies.run_spec import RunSpec
-from manyhands.strategies.settings import AttemptSettings, Settings, SharedSettings
+from manyhands.strategies.settings import AttemptSettings, Settings, SharedSettings, SoloSettings
 from manyhands.strategies.shared_prefix import shared_prefix
 from manyhands.text import Text
 from tests.strategies.driver import Dice, Played, Scripts, feed, play, small_text
@@ -46,6 +47,17 @@ def test_a_row_of_the_table(method: Method) -> None:
     settings = method.settings()
     assert isinstance(settings, Settings)
     assert method.names(settings, getattr(Prompts(), method.prompt))
+
+
+def test_a_method_of_ones_own_is_looked_at_where_it_is_made() -> None:
+    wrong: Any = SoloSettings()
+    with pytest.raises(
+        InvalidRequest, match=r"are SoloSettings\(.*; expected a class that inherits"
+    ):
+        replace(METHODS["sequential"], settings=wrong)
+    wrong = METHODS["sequential"].make("1 + 1", TEXT)
+    with pytest.raises(InvalidRequest, match="to make runs of the method sequential; expected a f"):
+        replace(METHODS["sequential"], make=wrong)
 
 
 def test_a_method_that_listens_says_so(method: Method) -> None:

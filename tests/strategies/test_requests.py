@@ -411,6 +411,9 @@ def test_aliases_of_a_model() -> None:
         assert name in (spec.method.name, f"{spec.method.name}-{spec.facts()['workers']}")
     assert read_model("a:b", "a:b") == read_model(None, "a:b") == {}
     assert read_model("a:b:hogwild-12", "a:b") == {"method": "hogwild", "workers": 12}
+    said = r"model is 'm:branches-3', and the method branches has no number of workers; expected 'm:branches'"
+    with pytest.raises(InvalidField, match=said):
+        read_model("m:branches-3", "m")
     spec = asked({"workers": 3}, model="our-model:hogwild-4")
     assert isinstance(spec, RunSpec)
     assert spec.facts()["workers"] == 3
@@ -514,7 +517,7 @@ def test_aliases_of_a_model() -> None:
             None,
             {"model": "our-model:branches-3"},
             "model",
-            "'our-model:branches-3': manyhands has a",
+            "'our-model:branches-3', and the method branches has no number of workers",
         ),
         ({"workers": 0}, {"model": "our-model:hogwild-2"}, "manyhands.workers", "expected 1"),
         ({"method": "hogwild"}, {"url": PLAIN, "prompt": "x"}, "manyhands.method", "takes a chat"),

@@ -73,6 +73,7 @@ def test_there_and_back(settings: Settings) -> None:
     header = through_json(settings)
     assert RunSpec.from_plain(header) == spec_of(settings, WORDS, "1 + 2", 900)
     assert header["settings"] == json.loads(json.dumps(to_plain(settings)))
+    assert header["names"] == list(spec_of(settings, WORDS, "1 + 2", 900).names)
     assert (header["problem"], header["context"]) == ("1 + 2", 900)
     assert header["seed"] == settings.seed
 

@@ -12,6 +12,7 @@ import json
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from manyhands.cache.step import Choice
 from manyhands.cli.loading import load_engine, load_network, name_of, strategy_for
 from manyhands.cli.options import ReplayOptions
 from manyhands.cli.outcome import INTERRUPTED
@@ -24,10 +25,12 @@ from manyhands.replay.retold import account_from, answer_from
 from manyhands.replay.trace import TRACE_LINES, Trace, read_trace
 from manyhands.schema.choosing import flag_of
 from manyhands.schema.lines import read_lines
+from manyhands.schema.plain import from_plain
 from manyhands.schema.setting import settings_of
 from manyhands.strategies.account import Account
 from manyhands.strategies.base import Answer
 from manyhands.strategies.branches import BranchAnswer
+from manyhands.strategies.methods import METHODS
 from manyhands.strategies.run_spec import RunSpec
 
 if TYPE_CHECKING:
@@ -162,14 +165,14 @@ def _check(verified: Verification | None) -> None:
 
 def _verify(trace: Trace, options: ReplayOptions, notes: Notes) -> Verification:
     recorded = as_recorded(options, trace)
-    settings = RunSpec.from_plain(trace.header | {"context": recorded.context}).settings
-    if settings.choice.temperature > 0:
+    choice = _choice_of(trace, recorded.context)
+    if choice.temperature > 0:
         raise InvalidRequest(
-            f"the run was sampled at temperature {settings.choice.temperature}; only greedy runs, "
+            f"the run was sampled at temperature {choice.temperature}; only greedy runs, "
             "whose tokens follow from the logits alone, can be verified",
             hint="leave --verify out",
         )
-    if settings.choice.weighs:
+    if choice.weighs:
         raise InvalidRequest(
             "the run was written with penalties or a bias; only runs whose tokens follow from the logits "
             "alone can be verified",
@@ -178,7 +181,32 @@ def _verify(trace: Trace, options: ReplayOptions, notes: Notes) -> Verification:
     adapter = load_network(_model_of(trace, options), recorded, notes)
     from manyhands.cli.verify import verify
 
-    return verify(adapter, trace, settings.choice)
+    return verify(adapter, trace, choice)
+
+
+def _choice_of(trace: Trace, context: int | None) -> Choice:
+    """How the run's tokens were chosen.
+
+    A strategy of somebody's own is no method, and its header need not make a spec: the choice in its settings suffices.
+    """
+    header = trace.header
+    if header.get("method") in METHODS:
+        return RunSpec.from_plain(header | {"context": context}).settings.choice
+    settings = header.get("settings")
+    told = settings.get("choice") if isinstance(settings, dict) else None
+    if told is None:
+        raise BrokenTrace(
+            "the trace's header does not say how tokens were chosen; expected settings with a choice",
+            hint="Record it with a RunSpec: record(spec.strategy(text), spec.to_plain(), write). Of this trace "
+            "engine.replay(merge_trace(trace)) gives the logits in a program.",
+        )
+    try:
+        choice: Choice = from_plain(Choice, told)
+    except (TypeError, ValueError, InvalidRequest) as error:
+        raise BrokenTrace(
+            f"the choice in the trace's header cannot be read: {error}", hint="The file is damaged."
+        ) from error
+    return choice
 
 
 def _model_of(trace: Trace, options: ReplayOptions) -> str:

@@ -48,9 +48,7 @@ def train(options: TrainOptions) -> None:
     """Do what the command says; see `manyhands train --help`."""
     from manyhands.school.recipe import read_recipe
 
-    recipe = read_recipe(options.recipe)
-    if options.model is not None:
-        recipe = replace(recipe, model=replace(recipe.model, start=options.model, config={}))
+    recipe = read_recipe(options.recipe, options.model)
     settings = recipe.training
     changes = {name: getattr(options, name) for name in ("minutes", "steps", "processes")}
     settings = replace(settings, **{k: v for k, v in changes.items() if v is not None})

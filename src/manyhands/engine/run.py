@@ -30,7 +30,7 @@ from manyhands.cache.step import Step
 from manyhands.cache.usage import Usage
 from manyhands.engine.past import Past
 from manyhands.engine.seating import Seating
-from manyhands.errors import InvalidRequest
+from manyhands.errors import InvalidRequest, RunCancelled
 from manyhands.strategies.base import Answer, Asked, Reserve, Strategy, check_generator
 from manyhands.strategies.events import EngineEvent, Event, Preempted, Queued, Resumed
 from manyhands.strategies.listening import ITEMS, NOTHING, Heard, Item, Listen
@@ -275,9 +275,11 @@ class Run:
         if isinstance(self.outcome, Exception):
             raise self.outcome
         if self.outcome is None:
-            state = "was cancelled" if self.done else "has not ended yet"
+            if self.done:
+                raise RunCancelled("the run was cancelled and has no answer")
             raise InvalidRequest(
-                f"the run {state} and has no answer", hint="Call engine.step() until run.done."
+                "the run has not ended yet and has no answer",
+                hint="Call engine.step() until run.done.",
             )
         return self.outcome
 

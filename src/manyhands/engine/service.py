@@ -53,6 +53,7 @@ from manyhands.errors import (
     DeadlineExceeded,
     InvalidRequest,
     ManyhandsError,
+    RunCancelled,
     ServiceStopped,
     counted,
 )
@@ -153,8 +154,8 @@ class Handle(OfOneProcess):
         return 0 if self._run is None else self._run.num_preemptions
 
     def cancel(self) -> None:
-        """End the run before its next pass. It returns at once, and does nothing if the run is done."""
-        self._service._stop(self, InvalidRequest("the run was cancelled and has no answer"))
+        """End the run before its next pass: its result is a RunCancelled. It returns at once, and does nothing if the run is done."""
+        self._service._stop(self, RunCancelled("the run was cancelled and has no answer"))
 
     def say(self, item: Item) -> None:
         """Say something to the run: `Run.say`. InvalidRequest also where it has not begun yet."""

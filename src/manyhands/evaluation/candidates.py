@@ -22,7 +22,7 @@ from manyhands.prompts.votes import VotesPrompt
 from manyhands.replay.trace import record
 from manyhands.schema.lines import Line
 from manyhands.schema.plain import to_plain
-from manyhands.schema.setting import whole_number
+from manyhands.schema.setting import check_given, whole_number
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.prompt_sharing import share_prompt
 from manyhands.strategies.run_spec import RunSpec
@@ -107,6 +107,7 @@ class MethodCandidate:
                 f"the spec of a candidate is of type {type(spec).__name__}; expected a RunSpec",
                 hint="Write RunSpec(METHODS[name], settings, words).",
             )
+        check_given(self.text, Text, "as the text of a candidate", "Give engine.text.")
 
     def answered(self, asked: Iterable[Asked | None]) -> Iterator[Answered]:
         """Continuous batching: whenever one has ended, the next one begins. None: there is none as yet."""
@@ -134,6 +135,7 @@ class MethodCandidate:
             if one is None:
                 yield None
                 continue
+            check_given(one, Asked, "as a question of an exam", "Write Asked(sample).")
             try:
                 spec = self.spec.asked(clean_problem(one.text), one.repeat)
                 strategy = spec.strategy(self.text)

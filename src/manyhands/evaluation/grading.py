@@ -19,10 +19,10 @@ from typing import Any
 from manyhands.errors import InvalidRequest, ManyhandsError
 from manyhands.sandbox import leave_ends_to_caller
 from manyhands.schema.plain import plain_as
-from manyhands.schema.setting import as_found
+from manyhands.schema.setting import as_found, own_number
 from manyhands.schema.waits import LONGEST_WAIT, seconds_of
 from manyhands.tasks.graders import Score
-from manyhands.tasks.task import Sample, Task
+from manyhands.tasks.task import Sample, Task, check_task
 
 SECONDS = 60.0  # for one answer; the slowest honest grader needs a few
 START_SECONDS = 120.0  # for the process to come up: a busy machine imports slowly
@@ -45,6 +45,8 @@ class Grading:
         self._context = multiprocessing.get_context("spawn")
         self._process: SpawnProcess | None = None
         self._ours: Connection[Any, Any] | None = None
+        check_task(task)
+        self._came_up = False  # once at least
         try:
             self._task = pickle.dumps(task)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -54,7 +56,7 @@ class Grading:
             ) from error
 
     def grade(self, sample: Sample, answer: str | None, text: str) -> Score:
-        """The task's score for one answer. GraderFailed if it gives none in time."""
+        """The task's score for one answer. GraderFailed if it gives none in time; InvalidRequest where no process comes up."""
         try:
             pipe = self._start()
             pipe.send((sample, answer, text))
@@ -98,7 +100,17 @@ class Grading:
             if not ours.poll(START_SECONDS):
                 self._end()
                 raise GraderFailed(f"the grader's process did not start in {START_SECONDS:g} s")
-            ours.recv()  # that it is up; its imports are not the first answer's time
+            try:
+                ours.recv()  # that it is up; its imports are not the first answer's time
+            except EOFError as error:
+                if self._came_up:
+                    raise
+                raise InvalidRequest(
+                    f"the process that grades ended before it was up (exit code {self._end()}); expected a program whose "
+                    "main file can be imported",
+                    hint='Write it to a file, what it runs behind `if __name__ == "__main__":`; above is what Python said.',
+                ) from error
+            self._came_up = True
         return self._ours
 
     def _end(self) -> int | None:
@@ -132,11 +144,14 @@ def _serve(pipe: Connection[Any, Any], task: bytes) -> None:
 def _graded(task: Task, sample: Sample, answer: str | None, text: str) -> Score | str:
     """A score that a record may hold, or what is wrong with it."""
     try:
-        score = task.grade(sample, answer, text)
-        if not 0 <= score.value <= 1:
-            return f"gave the value {score.value}, expected 0 to 1"
+        score: object = task.grade(sample, answer, text)
+        if not isinstance(score, Score):
+            return f"returned a {type(score).__name__}, expected a Score"
+        value = own_number(score.value)
+        if not isinstance(value, int | float) or not 0 <= value <= 1:
+            return f"gave the value {as_found(score.value)}, expected a number from 0 to 1"
         extracted = plain_as(Any, score.extracted, "`extracted` of a score")
-        return Score(float(score.value), extracted, str(score.explanation))
+        return Score(float(value), extracted, str(score.explanation))
     # A grader is a user's program: any error that it raises is told and counts as this answer's failure.
     except Exception as error:
         return f"raised {type(error).__name__}: {error}"

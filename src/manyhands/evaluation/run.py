@@ -28,7 +28,7 @@ from manyhands.evaluation.record import Key, Record, RecordFile, keep_trace
 from manyhands.schema.plain import to_plain
 from manyhands.schema.setting import in_brief, is_whole, own_number, whole_number
 from manyhands.tasks.graders import Score
-from manyhands.tasks.task import Sample, Task
+from manyhands.tasks.task import Sample, Task, check_task
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,7 @@ def examine(exam: Exam, file: RecordFile, grading: Grading) -> Iterator[Moment]:
 
 def checked_samples(task: Task) -> Sequence[Sample]:
     """The samples of a task, if an exam can be made of them; InvalidRequest says what is wrong."""
+    check_task(task)
     samples = tuple(task.samples())
     if not samples:
         raise InvalidRequest(f"the task {task.name} has no samples", hint="look at its source")

@@ -4,6 +4,8 @@ A tiny random network of that type runs twice: by Hugging Face's own code, at or
 through our adapter, at position 0 with rotations of ours. If the logits agree, whatever is special
 about the type comes through the seam; if not, the type would give wrong answers and is refused. What
 cannot be read from the network (which dims form a pair, which layers do not rotate) is found by trying.
+Then the tokens are fed in another order, as the rows of a pass stand in one: whatever mixes or counts tokens
+besides attention, as a convolution does, would read other rows' tokens, and is seen by it.
 """
 
 from __future__ import annotations
@@ -52,11 +54,14 @@ def self_test(config: Any) -> Family:
         raise _refused(config, f"its tiny twin could not run ({error})") from error
 
 
-def exact_attention(ropes: tuple[Rope | None, ...]) -> AttendFn:
-    """Causal attention of one row over itself, written out: every token at its absolute position."""
+def exact_attention(ropes: tuple[Rope | None, ...], order: Tensor | None = None) -> AttendFn:
+    """Causal attention of one row over itself, written out: every token at its absolute position.
+
+    `order` [T] are the positions of the tokens as they are fed; None: 0, 1, 2, …
+    """
 
     def attend(q: Tensor, k: Tensor, v: Tensor, call: LayerCall) -> Tensor:
-        positions = torch.arange(q.shape[0], device=q.device)
+        positions = torch.arange(q.shape[0], device=q.device) if order is None else order
         rope = ropes[call.layer]
         group = q.shape[1] // k.shape[1]
         q, k = rotate(q, positions, rope), rotate(k, positions, rope)
@@ -184,6 +189,7 @@ def _examine(config: Any) -> Family:
         worst = min(worst, deviation(ours, expected))
         if worst < TOLERANCE:
             _require_sight(config, adapter, tokens, expected)
+            _require_any_order(config, adapter, tokens, expected)
             return family
     raise _refused(config, f"its logits came out different by {worst:.1e} of their spread")
 
@@ -275,6 +281,21 @@ def _require_sight(config: Any, adapter: ModelAdapter, tokens: Tensor, expected:
     unrotated = exact_attention((None,) * adapter.num_layers)
     if deviation(adapter.forward(tokens, None, unrotated), expected) < _BLIND:
         raise _refused(config, "its logits do not depend on rotations at all")
+
+
+def _require_any_order(
+    config: Any, adapter: ModelAdapter, tokens: Tensor, expected: Tensor
+) -> None:
+    """Nothing but attention may know which tokens stand beside each other: in a pass those of other rows do."""
+    order = torch.randperm(len(tokens))
+    ours = adapter.forward(tokens[order], None, exact_attention(adapter.ropes, order))
+    worst = deviation(ours, expected[order])
+    if not worst < TOLERANCE:
+        raise _refused(
+            config,
+            f"its logits came out different by {worst:.1e} of their spread where tokens were fed in another order, so "
+            "something besides attention mixes or counts the tokens of a pass",
+        )
 
 
 def _refused(config: Any, reason: str) -> UnsupportedModel:

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from typing import Any
 
 from manyhands.errors import BrokenTrace
 from manyhands.prompts import TeamPrompt
@@ -13,6 +15,7 @@ from manyhands.replay.trace import Trace
 from manyhands.schema.plain import from_plain
 from manyhands.strategies.account import Account
 from manyhands.strategies.base import Answer
+from manyhands.strategies.events import WorkerJoined
 from manyhands.strategies.methods import METHODS
 from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.settings import MAX_WORKERS
@@ -48,18 +51,39 @@ def answer_from(trace: Trace) -> Answer | None:
 def empty_account(trace: Trace) -> Account:
     """The account before the first event: the names of the workers that are there from the start.
 
-    The method says them; where it is unknown they are counted.
+    The method says them; where it is unknown the header does, and where it does not they are counted.
     """
     header = trace.header
     method = METHODS.get(str(header.get("method")))
-    told = (getattr(event, "worker", None) for event in trace.events)
-    writers = [worker for worker in told if worker is not None]
-    workers = header.get("workers", max(writers, default=0) + 1)
+    workers = header.get("workers", 1)
     if type(workers) is not int or not 0 <= workers <= MAX_WORKERS:
         raise _damaged("the header", f"it counts {workers!r} workers")
-    if method is None or header.get("settings") is None or "prompt" not in header:
-        return Account(TeamPrompt().team(workers), solo=method is not None and method.solo)
-    return Account(RunSpec.from_plain(dict(header) | {"context": None}).names, solo=method.solo)
+    names: Sequence[str]
+    if method is not None and header.get("settings") is not None and "prompt" in header:
+        names = RunSpec.from_plain(dict(header) | {"context": None}).names
+    elif "names" in header:
+        names = _told_names(header)
+    else:
+        names = TeamPrompt().team(_counted(trace, workers))
+    return Account(names, solo=method is not None and method.solo)
+
+
+def _told_names(header: Mapping[str, Any]) -> list[str]:
+    """The workers that the header names."""
+    names = header["names"]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise _damaged("the header", f"its names are {names!r}; expected a list of texts")
+    return names
+
+
+def _counted(trace: Trace, workers: int) -> int:
+    """How many workers were there from the start: all before the first who joined, or all that events tell of."""
+    came = [event.worker for event in trace.events if isinstance(event, WorkerJoined)]
+    told = [getattr(event, "worker", None) for event in trace.events]
+    found = min(came) if came else max(workers, *(w + 1 for w in told if w is not None), 0)
+    if not 0 <= found <= MAX_WORKERS:
+        raise _damaged("an event", f"it tells of a worker {found - 1}")
+    return found
 
 
 def _damaged(what: str, why: object) -> BrokenTrace:

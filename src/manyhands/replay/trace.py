@@ -1,6 +1,6 @@
 """A Trace: everything a run did, in integers and words, one JSON object a line.
 
-    {"kind": "header", "schema": 1, "model": ..., "method": ..., "settings": {...}, "problem": ...}
+    {"kind": "header", "schema": 1, "model": ..., "method": ..., "names": [...], "settings": {...}, "problem": ...}
     {"kind": "block", "id": 0, "name": "prompt"}
     {"kind": "view", "id": 0, "blocks": [0]}              lanes are lists in it: [0, [[1], [2, 3]], 4],
                                                           and may hold lanes
@@ -49,6 +49,10 @@ TRACE_LINES = Format(
     schema=SCHEMA,
     error=BrokenTrace,
     hint="The file is damaged, or is no trace of manyhands.",
+)
+_OTHER_FILE = (
+    "The file is damaged, or is no trace: `solve --transcript` writes one, and those of an exam lie in the folder `traces` "
+    "beside its records (`eval --traces`)."
 )
 SCORE = "score"  # in the header of a run that was graded: 0 to 1
 _LARGEST_TOKEN = 1 << 31
@@ -324,7 +328,9 @@ class _Reader:
             case "end":
                 trace.answer = dict(line["answer"])
             case other:
-                raise ValueError(f"unknown kind {other!r}")
+                raise BrokenTrace(
+                    f"its kind is {other!r}, which no line of a trace has", hint=_OTHER_FILE
+                )
 
     def _view(self, numbers: Sequence[Any]) -> tuple[TracedItem, ...]:
         items = tuple(map(self._traced_item, numbers))

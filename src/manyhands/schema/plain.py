@@ -163,15 +163,17 @@ def _wrong(kind: Any, value: Any, place: str) -> Any:
     raise TypeError(f"{place or 'the value'} is {as_found(value)}; expected {_named(kind)}")
 
 
-_WORDS = {
+_WORDS: Mapping[Any, str] = {
     **{int: "a whole number", float: "a number", bool: "true or false", str: "a text"},
-    types.NoneType: "nothing",
+    **{types.NoneType: "nothing", tuple: "a list"},
 }
 
 
 def _named(kind: Any) -> str:
     if isinstance(kind, str):
         return kind
+    if get_origin(kind) in (tuple, list):
+        kind = tuple
     return _WORDS[kind] if kind in _WORDS else getattr(kind, "__name__", str(kind))
 
 

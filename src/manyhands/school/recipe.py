@@ -75,9 +75,10 @@ class ModelTable:
     def __post_init__(self) -> None:
         check(self)
         if bool(self.start) == bool(self.config):
+            found = "both `start` and" if self.start else "neither `start` nor"
             raise InvalidRequest(
-                "[model] gives neither or both of `start` and `config`",
-                hint="`start` fine-tunes a model; `config` and `tokenizer` begin a new one.",
+                f"[model] gives {found} `config`; expected one of them",
+                hint="`start` fine-tunes a model, as --model MODEL does; `config` and `tokenizer` begin a new one.",
             )
         if self.layers and not self.start:
             raise InvalidRequest(
@@ -402,8 +403,8 @@ def _config(described: Mapping[str, Any], tokenizer: Any) -> Any:
     return config
 
 
-def read_recipe(path: str | Path) -> Recipe:
-    """Read and check a recipe file."""
+def read_recipe(path: str | Path, model: str | None = None) -> Recipe:
+    """Read and check a recipe file. `model` stands in the place of what its [model] starts from, or makes anew."""
     path = path_of(path, "a recipe")
     tables = read_toml(path, f"the recipe {path}")
     kinds = {each.name for each in fields(Recipe)} - {"folder", "words", "prompts"} | set(TABLES)
@@ -419,9 +420,12 @@ def read_recipe(path: str | Path) -> Recipe:
             "the recipe mixes [parts] into [traces]", hint="[parts] belong to a [curriculum]"
         )
     words = {name: table for name, table in tables.items() if name in TABLES}
+    begins = tables.get("model", {})
+    if model is not None and isinstance(begins, dict):
+        begins = {**begins, "start": model, "config": {}}
     return Recipe(
         folder=path.parent,
-        model=_filled(ModelTable, tables.get("model", {}), "model"),
+        model=_filled(ModelTable, begins, "model"),
         words=words,
         prompts=_prompts(words, Prompts()),
         curriculum=_filled(Curriculum, tables["curriculum"], "curriculum")

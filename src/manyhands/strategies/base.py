@@ -174,9 +174,12 @@ AnswerT = TypeVar("AnswerT", bound=Answer)
 def check_generator(strategy: object) -> None:
     """Raise InvalidRequest if this is no strategy, as when its function was given uncalled."""
     if not isinstance(strategy, Generator):
+        is_course = callable(getattr(strategy, "play", None))  # a CountedRun, whose room is above
         raise InvalidRequest(
             f"a {type(strategy).__name__} was given as a strategy; expected a generator",
-            hint="Call the function that yields steps, and give what it returns.",
+            hint="Give what its `play` returns."
+            if is_course
+            else "Call the function that yields steps, and give what it returns.",
         )
 
 

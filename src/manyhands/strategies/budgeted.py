@@ -99,8 +99,8 @@ class BudgetedRun(CountedRun):
     def work(self) -> Work[None]:
         """Passes, until `finish_reason` is set; `check` sets it when budget or context are spent."""
 
-    def follow(self, worker: int, piece: str) -> Iterable[Event]:
-        """Take the piece of text that a worker has just written in `write`; yields its events."""
+    def follow(self, worker: int, piece: str) -> Iterable[Event] | None:
+        """Take the piece of text that a worker has just written in `write`; yields its events, or returns them; None: no events."""
         return ()
 
     @abstractmethod
@@ -148,7 +148,7 @@ class BudgetedRun(CountedRun):
         for (worker, writer), token, told in zip(writing, tokens, self.logprobs, strict=True):
             piece = writer.read(token, self.text.turn_end)
             yield TokenWritten(self.passes, worker, token, piece, told)
-            yield from self.follow(worker, piece)
+            yield from self.follow(worker, piece) or ()
 
     def check(self, num_tokens: int) -> None:
         """End the run if its budget is spent, or if a view of so many tokens leaves no room to end.

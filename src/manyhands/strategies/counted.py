@@ -11,11 +11,12 @@ brought to them is in `opened`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from manyhands.cache.logprobs import Logprobs, logprobs_of, part_of
 from manyhands.cache.step import Row, Step
+from manyhands.errors import InvalidRequest
 from manyhands.strategies.base import Answer, AnswerT, Work
 
 AnswerT_co = TypeVar("AnswerT_co", bound=Answer, covariant=True)
@@ -43,10 +44,15 @@ class CountedRun(ABC):
         self.passes = 0
 
     def play(self: _Course[AnswerT]) -> Work[AnswerT]:
-        """The strategy."""
-        yield from self.begin()
-        yield from self.work()
-        yield from self.end()
+        """The strategy. InvalidRequest, in the run, for a part that is no generator."""
+        for part in (self.begin, self.work, self.end):
+            passes: object = part()
+            if not isinstance(passes, Generator):
+                raise InvalidRequest(
+                    f"`{part.__name__}` of a {type(self).__name__} returned a {type(passes).__name__}; expected a generator",
+                    hint="Write `yield from` before what it calls, as in `yield from self.write([0])`; without passes, `yield from ()`.",
+                )
+            yield from passes
         return self.result()
 
     @abstractmethod

@@ -19,6 +19,7 @@ from manyhands.cache.states import FORKING
 from manyhands.errors import InvalidRequest
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.schema.choosing import choosable
+from manyhands.schema.setting import check_function, in_brief
 from manyhands.strategies.async_reasoning import NAMES, async_reasoning
 from manyhands.strategies.async_think import async_think
 from manyhands.strategies.base import Answer, Strategy
@@ -87,6 +88,15 @@ class Method:
     listens: bool = False
     reading: Callable[[Any], str | None] = _parts
     forks: Callable[[Any], bool] = _reorders
+
+    def __post_init__(self) -> None:
+        kind: object = self.settings
+        if not (isinstance(kind, type) and issubclass(kind, Settings)):
+            raise InvalidRequest(
+                f"the settings of the method {self.name} are {in_brief(kind)}; expected a class that inherits from Settings",
+                hint="Give the class itself, as TeamSettings; a run's own stand in its RunSpec.",
+            )
+        check_function(self.make, f"to make runs of the method {self.name}", "Give it uncalled.")
 
 
 def _sight(settings: TeamSettings) -> str:

@@ -376,8 +376,16 @@ def read_model(asked: str | None, model: str, *, only_forks: bool = False) -> di
             param="model",
             hint=f"A method behind a colon is understood, too: {listed}.",
         )
-    workers = {} if found["workers"] is None else {"workers": int(found["workers"])}
-    return {"method": found["method"], **workers}
+    method, workers = METHODS[found["method"]], found["workers"]
+    if workers is None:
+        return {"method": method.name}
+    if int(workers) != 1 and not hasattr(method.settings(), "workers"):
+        raise InvalidField(
+            f"model is {shown(asked)}, and the method {method.name} has no number of workers; "
+            f"expected '{model}:{method.name}'",
+            param="model",
+        )
+    return {"method": method.name, "workers": int(workers)}
 
 
 def method_of_alias(asked: str) -> str | None:

@@ -108,6 +108,7 @@ class RunSpec:
         """All of it as numbers, words, lists and dictionaries: a trace's header."""
         return {
             **self.facts(),
+            "names": list(self.names),
             "settings": to_plain(self.settings),
             "context": self.context,
             "prompt": to_plain(self.prompt),

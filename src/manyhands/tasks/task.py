@@ -79,6 +79,21 @@ class Task(Protocol):
         """How right the boxed `answer` is, or the reply `text` where the task asks for no box."""
 
 
+def check_task(task: object) -> None:
+    """Raise InvalidRequest for what is no task, as when its class was given and not an object of it."""
+    has_both = all(callable(getattr(task, name, None)) for name in ("samples", "grade"))
+    has_texts = all(isinstance(getattr(task, name, None), str) for name in ("name", "about"))
+    if isinstance(task, type) or not has_both or not has_texts:
+        found = (
+            f"the class {task.__name__}" if isinstance(task, type) else f"a {type(task).__name__}"
+        )
+        raise InvalidRequest(
+            f"{found} was given as a task; expected an object with the texts `name` and `about` and the methods "
+            "`samples` and `grade`",
+            hint="Make one: make_task(name, TaskOptions()), or an object of a class of your own.",
+        )
+
+
 @dataclass(frozen=True)
 class TaskOptions:
     """A user's choices for any task; what a task has no use for is refused when it is made.
