@@ -88,6 +88,9 @@ class Others:
     def record(self, capacity: Sequence[int], page_size: int, ends: Sequence[int]) -> None:
         """A pass of this capacity is recorded, in parts that end at these layers."""
 
+    def ask_room(self, num_bytes: int) -> None:
+        """All ranks say whether so many bytes of their devices are free."""
+
     def all_could(self, could: bool) -> bool:
         """Whether all ranks could do what this one could, or could not."""
         return could

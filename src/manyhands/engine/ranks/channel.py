@@ -27,17 +27,18 @@ class Verb(IntEnum):
     LOAD = 1  # the model of these settings
     REMEMBER = 2  # have memory for so many tokens
     LAUNCH = 3  # a pass, launch by launch
-    RECORD = 4
-    START = 5
-    FOLLOW = 6
-    BEGIN = 7
-    FINISH = 8
-    MOVE = 9
-    WRITE_KEYS = 10
-    REPLAY = 11
-    MAKE_UP = 12
-    FINGERPRINT = 13
-    END = 14
+    ASK_ROOM = 4  # whether so many bytes are free on every device
+    RECORD = 5
+    START = 6
+    FOLLOW = 7
+    BEGIN = 8
+    FINISH = 9
+    MOVE = 10
+    WRITE_KEYS = 11
+    REPLAY = 12
+    MAKE_UP = 13
+    FINGERPRINT = 14
+    END = 15
 
 
 def ints_of(text: str) -> Ints:

@@ -80,6 +80,10 @@ class ToldRanks(Together):
         """See `Others.record`."""
         self.told.tell(Verb.RECORD, _ints(page_size, *capacity), _ints(*ends))
 
+    def ask_room(self, num_bytes: int) -> None:
+        """See `Others.ask_room`."""
+        self.told.tell(Verb.ASK_ROOM, _ints(num_bytes))
+
     def start(self, number: int, integers: Tensor, growth: Tensor) -> None:
         """See `Others.start`."""
         both = (each.numpy().astype(np.int64) for each in (integers, growth))
