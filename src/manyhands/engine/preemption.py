@@ -209,7 +209,11 @@ class Preemption:
         if self.pool.states is None:
             return True
         assert run.past is not None, "only a preemptible run was preempted"
-        num_blocks = sum(block.num_tokens > 0 for block in self._evicted(run))
+        evicted = self._evicted(run)
+        num_blocks = sum(block.num_tokens > 0 for block in evicted)
+        num_blocks += sum(
+            run.lengths.get(block, 0) > 0 for block in evicted
+        )  # see `past.before_step`
         steps = [each.step for each in (*self._running, run)]
         num_rows = sum(len(step.rows) for step in steps if step is not None)
         return self.pool.states.make_room(num_blocks + num_rows)

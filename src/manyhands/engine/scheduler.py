@@ -375,7 +375,8 @@ class Scheduler:
 
     def lengths_before(self) -> dict[Block, int]:
         """Of all blocks to which a part of a step was fed, how long they were before."""
-        return {block: size for run in self._running for block, size in run.lengths.items()}
+        runs = chain(self._running, self._preempted)  # what others read too has stayed in memory
+        return {block: size for run in runs for block, size in run.lengths.items()}
 
     def expected(self, *, of_one: bool = False) -> list[Expected]:
         """The steps of the next pass, as far as they are known or likely while this one is made.
