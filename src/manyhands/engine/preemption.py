@@ -29,7 +29,6 @@ from itertools import chain, count
 
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
-from manyhands.cache.step import Step
 from manyhands.engine.past import Past
 from manyhands.engine.run import Queues, Run, RunState
 from manyhands.errors import InvalidRequest, ManyhandsError, OutOfMemory
@@ -165,11 +164,6 @@ class Preemption:
             else:
                 return
         self.promote()
-
-    def num_pages_at_least(self, step: Step) -> int:
-        """Pages that hold what the rows of a step write to, after it."""
-        sizes = (row.view.own.num_tokens + len(row.feed) for row in step.rows)
-        return sum(-(-size // self.pool.page_size) for size in sizes)
 
     def _is_certain(self, bound: int) -> bool:
         """Whether runs whose bounds come to so many pages may be sure of them.

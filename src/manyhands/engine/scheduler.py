@@ -483,9 +483,9 @@ class Scheduler:
             else:
                 self._tell()
                 return
-            if not isinstance(problem, OutOfMemory):
-                break
-            if not self._make_room(ready):
+            if not isinstance(problem, OutOfMemory) or self._is_one_too_large(ready):
+                break  # nobody else's pages would help
+            if not self._make_room():
                 beyond = self._beyond_their_bounds(ready, told)
                 if not beyond:
                     break
@@ -523,14 +523,18 @@ class Scheduler:
         blocks = {block for row in step.rows for block in row.view.blocks}
         return sum(block.num_tokens for block in blocks if not self.pool.is_kept(block))
 
-    def _make_room(self, ready: Sequence[_Ready]) -> bool:
-        """Preempt a run. No: there is none, or one of these asks for more than there is at all."""
+    def _is_one_too_large(self, ready: Sequence[_Ready]) -> bool:
+        """Whether the whole step of one of these needs more than all of the memory."""
+        size, most = self.pool.page_size, self.pool.num_pages
+        return any(run.step and run.step.num_pages_at_least(size) > most for run, _ in ready)
+
+    def _make_room(self) -> bool:
+        """Preempt a run, or let go of what was told. No: there is none."""
         self._sweep()  # of those answered one by one, some may have ended
         if self._told:  # with them blocks may go
             self._told = []
             return True
-        most = max(self.preemption.num_pages_at_least(step) for _, step in ready)
-        return most <= self.pool.num_pages and self.preemption.preempt()
+        return self.preemption.preempt()
 
     def _pass(self, ready: Sequence[_Ready]) -> None:
         """One forward pass over the rows of all of them; their tokens wait to be told."""
