@@ -33,7 +33,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import CodeType
 
@@ -303,8 +303,16 @@ class Scheduler:
         prompts: list[_Ready] = []  # that may have to be fed in parts
         new: list[_Ready] = []  # of both, in order, those that have written nothing yet
         num_tokens = queued = 0
-        is_full = False
+        is_full = are_enough = False
+        unbegun = self._running.unbegun  # thousands of them may wait
+        num_others = len(self._running) - len(unbegun)
         for run, step in steps:
+            if run not in unbegun:
+                num_others -= 1
+            elif are_enough and num_others:
+                continue
+            elif are_enough:
+                break
             size = _num_tokens(step)
             beside = size - len(step.rows)
             in_front = num_tokens + (0 if run.num_passes else queued)
@@ -315,6 +323,7 @@ class Scheduler:
                 prompts.append((run, step))
                 # Short prompts that come behind it wait for their turns, but not for that of a very long one.
                 queued += 0 if self._is_very_long(step) else min(beside, self.prompt_tokens)
+                are_enough = len(prompts) == _MOST_PROMPTS and queued >= self.prompt_tokens
             else:
                 room = self.max_tokens_per_pass - (self._least_part if prompts else 0)
                 if ready and num_tokens + size > room:
@@ -397,14 +406,7 @@ class Scheduler:
         for run, fed in self._asked:
             next_steps[run] = _next_of(run, fed, first)
             first += len(fed.rows)
-        steps: list[_Ready] = []
-        for run in self._running:
-            if run in next_steps:
-                if (known := next_steps[run]) is not None:
-                    steps.append((run, known.step))
-            elif run.step is not None:
-                steps.append((run, run.step))
-        ready, is_full = self._fitting(steps)
+        ready, is_full = self._fitting(self._expected_of(next_steps))
         if is_full:
             return []
         self._take_part(ready)
@@ -414,6 +416,15 @@ class Scheduler:
             known if known is not None and known.step is step else Expected.asked(step)
             for known, (_, step) in zip(found, ready, strict=True)
         ]
+
+    def _expected_of(self, next_steps: Mapping[Run, Expected | None]) -> Iterator[_Ready]:
+        """The next steps of these runs, as far as they are known, and the steps of all others, in their turns."""
+        for run in self._running:
+            if run in next_steps:
+                if (known := next_steps[run]) is not None:
+                    yield run, known.step
+            elif isinstance(run.request, Step):
+                yield run, run.request
 
     def _known(self, is_known: Callable[[Step], bool]) -> list[_Ready]:
         return [
@@ -670,6 +681,7 @@ class Scheduler:
             run.put_right()
         self._told = []
         self._done.clear()
+        self._running.unbegun.clear()
         self.preemption.recount(run for run in runs if not run.done)
         self.preemption.promote()
 
