@@ -849,7 +849,7 @@ def test_a_token_that_has_an_expert_twice(
     expected = _one_by_one(x, index, shares, stack, experts.ExpertGate())
     largest = expected.abs().max()
     ours = made(x, others, weighed, *stack, experts.ExpertGate())
-    # What one expert gives is rounded as a whole, where four even out.
+    # The rounding of one expert stays whole, where that of four evens out.
     assert float((ours - expected).abs().max() / largest) < 2 * STEPS[dtype]
     assert experts.distinct(index[:0], shares[:0], num_experts)[0].shape == (0, 4)
 

@@ -377,6 +377,10 @@ def test_text_and_traces_are_mixed_into_a_curriculum(tmp_path: Path) -> None:
             '[model]\nstart = "x"\n[model.config]\nmodel_type = "qwen3"\n[curriculum]',
             "neither or both",
         ),
+        (
+            '[model]\nstart = "x"\ntokenizer = "y"\n[curriculum]',
+            "gives tokenizer = 'y' beside `start`, whose model has one of its own",
+        ),
         (MODEL, r"needs \[curriculum\] or \[traces\]"),
         (MODEL + "[traces]\nfiles = []\nleast_score = 2", "least_score is 2.0; expected above 0"),
         (

@@ -50,7 +50,9 @@ def train(options: TrainOptions) -> None:
 
     recipe = read_recipe(options.recipe)
     if options.model is not None:
-        recipe = replace(recipe, model=replace(recipe.model, start=options.model, config={}))
+        # That model has its own configuration and tokenizer.
+        in_place = replace(recipe.model, start=options.model, config={}, tokenizer="")
+        recipe = replace(recipe, model=in_place)
     settings = recipe.training
     changes = {name: getattr(options, name) for name in ("minutes", "steps", "processes")}
     settings = replace(settings, **{k: v for k, v in changes.items() if v is not None})

@@ -384,7 +384,7 @@ class Scheduler:
 
     def lengths_before(self) -> dict[Block, int]:
         """Of all blocks to which a part of a step was fed, how long they were before."""
-        runs = chain(self._running, self._preempted)  # what others read too has stayed in memory
+        runs = chain(self._running, self._preempted)  # blocks that others read have stayed in memory
         return {block: size for run in runs for block, size in run.lengths.items()}
 
     def expected(self, *, of_one: bool = False) -> list[Expected]:
@@ -495,7 +495,7 @@ class Scheduler:
                 self._tell()
                 return
             if not isinstance(problem, OutOfMemory) or self._is_one_too_large(ready):
-                break  # nobody else's pages would help
+                break  # pages of others would not help
             if not self._make_room():
                 beyond = self._beyond_their_bounds(ready, told)
                 if not beyond:

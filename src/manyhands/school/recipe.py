@@ -84,6 +84,11 @@ class ModelTable:
                 f"[model] gives layers = {self.layers} without `start`",
                 hint="A new model has its layers in `config`: num_hidden_layers.",
             )
+        if self.tokenizer and self.start:
+            raise InvalidRequest(
+                f"[model] gives tokenizer = {self.tokenizer!r} beside `start`, whose model has one of its own",
+                hint="Leave it out; a `tokenizer` belongs to the new model of a `config`.",
+            )
         if self.config and not (self.tokenizer and self.config.get("model_type")):
             raise InvalidRequest(
                 "[model] gives `config` without `tokenizer`, or without a model_type in it",
