@@ -384,7 +384,9 @@ class Scheduler:
 
     def lengths_before(self) -> dict[Block, int]:
         """Of all blocks to which a part of a step was fed, how long they were before."""
-        runs = chain(self._running, self._preempted)  # blocks that others read have stayed in memory
+        runs = chain(
+            self._running, self._preempted
+        )  # blocks that others read have stayed in memory
         return {block: size for run in runs for block, size in run.lengths.items()}
 
     def expected(self, *, of_one: bool = False) -> list[Expected]:
