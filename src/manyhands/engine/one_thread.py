@@ -26,7 +26,7 @@ _NOT_BLOCKING = (False,)
 
 
 class _Taken(dict[bool, None]):
-    """What follows from an attempt to take the lock: nothing, or InvalidRequest."""
+    """Answers to attempts to take the lock: none, or InvalidRequest."""
 
     def __missing__(self, key: bool) -> NoReturn:
         raise InvalidRequest(
