@@ -326,6 +326,8 @@ def products(capability: int) -> None:
         experts_many.experts(x, index, shares, *apart, ExpertGate(), experts_many.TILES[0])
     index = torch.zeros(MOST_TOKENS + 1, 2, dtype=torch.int64)
     experts.list_pairs(index, 4)
+    for shares in (torch.zeros(3, 8), zeros(3, 8)):
+        experts.distinct(torch.zeros(3, 8, dtype=torch.int64), shares, 160)
 
 
 def attention(capability: int) -> None:

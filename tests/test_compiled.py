@@ -47,6 +47,7 @@ KERNELS = {
         "_mxfp4_product",
         "_mxfp4_many",
         "_choose",
+        "_distinct",
         "_list",
         "_expert_gated",
         "_expert_down",

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -196,8 +196,9 @@ def slow_ray(monkeypatch: pytest.MonkeyPatch, go_on: threading.Event) -> list[st
     return done
 
 
+@pytest.mark.parametrize("address", ["local", "auto"])
 def test_an_interrupt_is_heard_while_ray_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A connection that comes about behind it is shut down again."""
     go_on = threading.Event()
@@ -206,7 +207,7 @@ def test_an_interrupt_is_heard_while_ray_is_waited_for(
     late.start()
     press = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     press.start()
-    with pytest.raises(KeyboardInterrupt), joined(ClusterSettings(ray="auto")):
+    with pytest.raises(KeyboardInterrupt), joined(ClusterSettings(ray=address)):
         pass
     assert not go_on.is_set(), "it was heard when Ray had an answer"
     assert done == ["beside"]
@@ -219,12 +220,32 @@ def test_an_interrupt_is_heard_while_ray_is_waited_for(
     assert not caplog.records
 
 
-def test_ray_on_this_machine_is_begun_by_the_main_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its programs end with the thread that has started them."""
+@pytest.mark.parametrize("address", ["local", "auto"])
+@pytest.mark.parametrize("ends_badly", [False, True])
+def test_the_thread_that_has_joined_stays_until_it_is_over(
+    ends_badly: bool, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs that Ray starts on this machine end with the thread that has started them."""
     go_on = threading.Event()
     go_on.set()
     done = slow_ray(monkeypatch, go_on)
-    with joined(ClusterSettings(ray="local")):
-        assert done == ["main"]
-    with joined(ClusterSettings(ray="auto")):
-        assert done[-1] == "beside"
+
+    def joining_threads() -> list[threading.Thread]:
+        return [each for each in threading.enumerate() if each.name == "joins Ray"]
+
+    def work() -> None:
+        with joined(ClusterSettings(ray=address)):
+            assert done == ["beside"]
+            threads.extend(joining_threads())
+            time.sleep(0.1)
+            assert threads == joining_threads()
+            if ends_badly:
+                raise ZeroDivisionError
+
+    threads: list[threading.Thread] = []
+    with pytest.raises(ZeroDivisionError) if ends_badly else nullcontext():
+        work()
+    (thread,) = threads
+    thread.join(10)
+    assert not thread.is_alive()
+    assert done == ["beside", "shut down"]

@@ -8,7 +8,7 @@ begins with the state of no text misses by more than 0.1.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -396,3 +396,59 @@ def test_a_step_that_fails_in_its_midst_leaves_the_state_from_before(
     assert run.result() == hybrid_engine().run(careful())
     for writer in writers:
         engine.cancel(writer)
+
+
+@pytest.mark.parametrize("is_forked", [False, True])
+def test_a_step_that_fails_behind_a_return_leaves_the_state_from_before(
+    is_forked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that was preempted in the midst of a prompt comes back with the state that the prompt began with, too."""
+    engine = hybrid_engine(prompt_tokens=16, overcommit=1.5)
+    first = engine.submit(counting((5, 6), 60))
+    seen: list[int] = []
+    run = engine.submit(forking(seen) if is_forked else careless(LONG, seen))
+    for _ in range(4):
+        engine.step()
+    assert run.lengths
+    assert engine._scheduler.preemption.preempt()
+    assert engine.num_runs(RunState.PREEMPTED) == 1
+    assert engine._scheduler.lengths_before() == run.lengths, "for blocks that have stayed"
+    for store in states_of(engine).stores.values():  # also of the other run, which is not looked at
+        store.states[1:] = store.inputs[1:] = torch.nan
+    engine.step()
+    assert engine.num_runs(RunState.PREEMPTED) == 0
+    assert run.lengths
+
+    def fail(*_: object) -> None:
+        raise OutOfMemory("no more")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.planner, "plan", fail)
+        broken.setattr(engine._scheduler.preemption, "preempt", lambda: False)
+        engine.step()
+    finish(engine, run)
+    assert seen == [3]
+    expected = forked() if is_forked else careful()
+    assert run.result() == hybrid_engine().run(expected)
+    engine.cancel(first)
+
+
+def forking(seen: list[int]) -> Generator[Step, Any, Answer]:
+    """A strategy whose second block, forked from a first, fails in the midst of a prompt and goes on with something else."""
+    first, own = Block("first"), Block("own")
+    yield Step([Row(View([first]), (8, 9))])
+    yield Step([Row(View([first, own]), (3, 4, 5))])
+    try:
+        yield Step([Row(View([first, own]), LONG)])
+    except OutOfMemory:
+        seen.append(own.num_tokens)
+    tokens = yield Step([Row(View([first, own]), (6,))])
+    return Answer(text=str(tokens))
+
+
+def forked() -> Generator[Step, Any, Answer]:
+    """The same that asks for that at once."""
+    first, own = Block("first"), Block("own")
+    yield Step([Row(View([first]), (8, 9))])
+    yield Step([Row(View([first, own]), (3, 4, 5))])
+    return Answer(text=str((yield Step([Row(View([first, own]), (6,))]))))

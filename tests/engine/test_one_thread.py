@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -12,6 +16,7 @@ from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
+from manyhands.engine.one_thread import OneThread
 from manyhands.engine.service import Service
 from manyhands.errors import InvalidRequest
 from manyhands.strategies.base import Answer, Strategy
@@ -113,3 +118,63 @@ def test_a_second_service_of_an_engine_is_refused_when_it_is_made() -> None:
                 Service(engine)
             assert service.submit(counting((5,), 2)).result()
     assert engine.run(counting((5,), 2))
+
+
+class Usual:
+    """The same door as it is usually written, in Python."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        if not self.lock.acquire(blocking=False):
+            raise InvalidRequest("while another thread is inside")
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
+@pytest.fixture
+def strike_in() -> Iterator[Callable[[float], None]]:
+    """A function that has `KeyboardInterrupt` raised so many seconds later, by a signal as Ctrl-C is one."""
+
+    def strike(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    def begin(seconds: float) -> None:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    before = signal.signal(signal.SIGALRM, strike)
+    yield begin
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="it is a signal that strikes")
+def test_a_signal_at_any_moment_leaves_the_door_open(strike_in: Callable[[float], None]) -> None:
+    """Of each hundred that strike the usual form some leave it shut, which is the control."""
+
+    def left_shut(make: Callable[[], AbstractContextManager[Any]], num_signals: int) -> int:
+        doors = []
+        for at in range(num_signals):
+            door = make()
+            doors.append(door)
+            try:
+                strike_in(1e-4 + 1e-6 * (at % 17))
+                while True:
+                    with door:
+                        pass
+            except KeyboardInterrupt:
+                continue
+        with ThreadPoolExecutor(1) as pool:
+            return sum(pool.map(is_shut, doors))
+
+    def is_shut(door: AbstractContextManager[Any]) -> bool:
+        try:
+            with door:
+                return False
+        except InvalidRequest:
+            return True
+
+    assert left_shut(Usual, 100) > 0
+    assert left_shut(OneThread, 1000) == 0

@@ -19,7 +19,7 @@ from manyhands.engine.run import Run, RunState
 from manyhands.engine.scheduler import Scheduler
 from manyhands.errors import ContextTooLong, InvalidRequest, OutOfMemory
 from manyhands.model.adapter import experts_of_a_token
-from manyhands.strategies.base import Answer, Reserve
+from manyhands.strategies.base import Answer, Reserve, Strategy
 from tests.covers import is_every_case
 from tests.engine.small import CONTEXT, NUM_IDS, TEXT, counting, finish, small_engine
 from tests.engine.test_interrupts import insist, watch_at
@@ -310,6 +310,15 @@ def careless(prompt: tuple[int, ...], seen: list[int]) -> Generator[Step, Any, A
     return Answer(text=str(tokens))
 
 
+def holding(size: int, strategy: Strategy) -> Strategy:
+    """The same strategy, which holds a block of so many tokens that its steps do not read: they alone would fit."""
+    held = Block("held")
+    yield Step([Row(View([held]), (7,) * size)])
+    answer = yield from strategy
+    assert held.num_tokens == size
+    return answer
+
+
 def careful() -> Generator[Step, Any, Answer]:
     """The same that asks for that at once."""
     view = View([Block()])
@@ -320,10 +329,10 @@ def careful() -> Generator[Step, Any, Answer]:
 @pytest.mark.parametrize("overcommit", [1.0, 1.5])
 def test_a_step_that_fails_in_the_end_has_fed_nothing(overcommit: float) -> None:
     """Also of a run that was preempted for want of memory, and for which there is never enough."""
-    engine, seen = small_engine(512, overcommit, prompt_tokens=100), list[int]()
+    engine, seen = small_engine(624, overcommit, prompt_tokens=100), list[int]()
     runs = [engine.submit(counting((5, 6), 60))]
     engine.step()
-    run = engine.submit(careless(LONG * 6, seen))
+    run = engine.submit(holding(32, careless(LONG * 6, seen)))
     num_parts = 0
     while not run.done:
         engine.step()
@@ -376,6 +385,55 @@ def test_of_a_prompt_that_cannot_be_fed_no_part_is(
     with pytest.raises(wrong):
         run.result()
     finish(engine, *runs)
+
+
+def behind(shared: int, prompt: tuple[int, ...]) -> Generator[Step, Any, Answer]:
+    """A prompt that reads a block of so many tokens beside its own."""
+    first, own = Block("first"), Block("own")
+    tokens = yield Step([Row(View([first]), (3,) * shared)])
+    tokens = yield Step([Row(View([first, own]), prompt)])
+    return Answer(text=str(tokens))
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("shared", [0, 100])
+@pytest.mark.parametrize("overcommit", [1.0, 1.5])
+def test_a_prompt_that_the_memory_never_holds_is_refused_before_its_first_part(
+    overcommit: float, shared: int, is_whole: bool
+) -> None:
+    """By itself or with what it reads; no other run leaves or ends for it, whether it has reserved anything or not."""
+    engine = small_engine(512, overcommit, prompt_tokens=600 if is_whole else 16)
+    runs = writers(engine)
+    prompt = (LONG * 6)[: 514 - shared]
+    run = engine.submit(behind(shared, prompt) if shared else counting(prompt, 4))
+    while not run.done and not (shared and run.num_passes):
+        engine.step()
+    before = engine.usage
+    while not run.done:
+        engine.step()
+        assert (engine.usage - before).tokens_fed == len(runs)
+    with pytest.raises(OutOfMemory, match="33 pages of 16 tokens" if not is_whole else "pages"):
+        run.result()
+    assert engine.num_preemptions == 0
+    finish(engine, *runs)
+    for index, each in enumerate(runs):
+        assert each.result() == small_engine().run(counting((5, 6, 7 + index), 60))
+
+
+def test_a_prompt_that_the_memory_just_holds_is_fed() -> None:
+    """The control of the test above: to the last token of the last page."""
+    engine = small_engine(512, prompt_tokens=16, max_tokens_per_pass=64)
+    assert engine.run(counting((LONG * 6)[:512], 1)).text
+    assert engine.run(behind(96, (LONG * 6)[:416])).text
+
+
+def test_a_pass_of_ones_own_that_the_memory_never_holds_is_refused_before_its_first_chunk() -> None:
+    engine, block = small_engine(512, max_tokens_per_pass=64), Block()
+    before = engine.usage
+    with pytest.raises(OutOfMemory, match="33 pages of 16 tokens"):
+        engine.forward(Step([Row(View([block]), (LONG * 6)[:513])]))
+    assert engine.usage == before
+    assert not block.num_tokens
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -19,8 +20,10 @@ from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
+from manyhands.engine import scheduler as scheduler_module
 from manyhands.engine.run import Run, RunState
 from manyhands.engine.scheduler import Scheduler
+from manyhands.errors import OutOfMemory
 from manyhands.strategies.base import Answer, Reserve, Strategy
 
 FEW, MANY = 20, 200
@@ -118,9 +121,74 @@ def with_preempted(num_preempted: int) -> Scheduler:
     return scheduler
 
 
+def reading(size: int) -> Strategy:
+    """A prompt, and a row behind it that writes without end."""
+
+    def strategy() -> Generator[Any, Any, Answer]:
+        view, feed = View([Block()]), (1,) * size
+        while True:
+            feed = yield Step([Row(view, feed)])
+
+    return strategy()
+
+
+def with_prompts(num_prompts: int, *, num_last: int = 0) -> Scheduler:
+    """Rows that write, prompts of which none ends soon, and others that write and came behind these."""
+    scheduler = Scheduler(predict, PagePool(1000), 10_000, prompt_tokens=16)
+    for _ in range(8):
+        scheduler.submit(decoding())
+    scheduler.step()
+    for _ in range(scheduler_module._MOST_PROMPTS + num_prompts):
+        scheduler.submit(reading(200))
+    for _ in range(num_last):
+        scheduler.submit(decoding())
+    scheduler.step()
+    return scheduler
+
+
+def test_rows_that_write_behind_many_prompts_stand_in_every_pass() -> None:
+    """Whether they came later, have been preempted, or go on where their prompt has failed."""
+    scheduler = with_prompts(MANY, num_last=3)
+    last, cancelled = scheduler.runs[-3:], scheduler.runs[MANY]
+    seen: list[int] = []
+
+    def strategy() -> Generator[Any, Any, Answer]:
+        view = View([Block()])
+        with suppress(OutOfMemory):
+            yield Step([Row(view, (1,) * 200)])
+        while True:
+            seen.append((yield Step([Row(view, (1,))]))[0])
+
+    failing = scheduler.submit(strategy())
+    scheduler.step()
+    assert not failing.num_passes
+    failing.fail_step(OutOfMemory("no more"), scheduler.pool)
+    scheduler.cancel(cancelled)
+    for _ in range(5):
+        before = [run.num_passes for run in last]
+        scheduler.step()
+        assert [run.num_passes for run in last] == [count + 1 for count in before]
+    assert seen == [7] * 5
+
+
+def test_every_prompt_of_many_has_its_turn() -> None:
+    """The oldest first, and each goes on writing in every pass from then on."""
+    scheduler = Scheduler(predict, PagePool(1000), 10_000, prompt_tokens=64)
+    runs = [scheduler.submit(reading(40)) for _ in range(2 * scheduler_module._MOST_PROMPTS)]
+    runs.insert(0, scheduler.submit(decoding()))
+    ends: list[Run] = []
+    while len(ends) < len(runs):
+        begun = [(run, run.num_passes) for run in ends]
+        scheduler.step()
+        assert all(run.num_passes == count + 1 for run, count in begun)
+        ends += [run for run in runs if run.num_passes and run not in ends]
+    assert ends == runs
+
+
 @pytest.mark.parametrize(
     "make",
     [
+        pytest.param(with_prompts, id="prompts"),
         pytest.param(lambda n: with_waiting(8, n), id="waiting"),
         pytest.param(with_crowd, id="beyond the size of a pass"),
         pytest.param(lambda n: with_crowd(n, 1.5), id="preemptible, beyond the size of a pass"),

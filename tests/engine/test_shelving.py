@@ -595,6 +595,61 @@ def test_no_file_but_sheets_is_counted_or_removed(tmp_path: Path) -> None:
     assert engine.shelf_counts.sheets_skipped == 0
 
 
+def test_a_folder_from_before_versions_were_named_is_taken_over(
+    folder: Path, expected: Completions, caplog: pytest.LogCaptureFixture
+) -> None:
+    (named,) = folder.iterdir()
+    digest = named.name.partition("-")[0]
+    named.rename(folder / digest)
+    engine = engine_on(folder)
+    again = write(engine)
+    assert tokens_of(again) == tokens_of(expected)
+    assert again.found == (5 * SIZE,)
+    assert [path.name for path in folder.iterdir()] == [f"{digest}-v{sheet_files.VERSION}"]
+    assert not caplog.records
+    # Another process, older, has made its own beside it: both stay, and the size is that of both.
+    shutil.copytree(named, folder / digest)
+    size = sheets(folder)[0].stat().st_size
+    both = engine_on(folder, cache_size=7.5 * size / 2**30)
+    assert write(both).found == (5 * SIZE,)
+    write(both, tuple(reversed(PROMPT)))
+    assert len(sheets(folder)) == 7
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("ours", ["1", "3"])
+def test_sheets_of_another_version_are_told_and_left_alone(
+    ours: str,
+    folder: Path,
+    expected: Completions,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether it is the older or the newer one; without a version in its name a folder is of the second."""
+    (named,) = folder.iterdir()
+    bare = folder / (32 * "a")
+    shutil.copytree(named, bare)
+    dead = named / ".dead.part"
+    dead.write_bytes(b"torn")
+    os.utime(dead, (1_000_000_000, 1_000_000_000))
+    theirs = {path: path.stat().st_mtime_ns for path in folder.glob("*/*")}
+    assert len(theirs) == 11
+    size = sheets(folder)[0].stat().st_size
+    monkeypatch.setattr(sheet_files, "VERSION", ours)
+    engine = engine_on(folder, cache_size=3.5 * size / 2**30)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert ", ".join(sorted([bare.name, named.name])) in told
+    answer = write(engine)
+    assert tokens_of(answer) == tokens_of(expected)
+    assert answer.found == (0,)
+    assert engine.shelf_counts.sheets_refused == 0
+    assert {path: path.stat().st_mtime_ns for path in theirs} == theirs, "touched"
+    assert len(list(folder.glob(f"*-v{ours}/*"))) == 3
+    again = write(engine_on(folder))
+    assert tokens_of(again) == tokens_of(expected)
+    assert again.found == (2 * SIZE,), "of three that the size allows the first two"
+
+
 def test_the_folder_keeps_to_its_size_and_the_newest_stay(
     folder: Path, expected: Completions
 ) -> None:
@@ -821,7 +876,7 @@ def test_a_writer_that_is_killed_at_any_line_leaves_a_whole_sheet_or_none(
         memoryview(content)[at : at + len(content) // 3]
         for at in range(0, len(content), len(content) // 3)
     ]
-    files = SheetFiles(tmp_path, path.parent.name, {}, limit=1 << 30)
+    files = SheetFiles(tmp_path, path.parent.name.partition("-")[0], {}, limit=1 << 30)
     place = tmp_path / path.parent.name / path.name
     monkeypatch.setattr(os, "unlink", lambda path: None)
     code = SheetFiles._put.__code__

@@ -503,6 +503,51 @@ def test_routers_that_do_something_else_are_left_alone() -> None:
 
 
 @on_cpu
+@pytest.mark.parametrize("tokens", [3, 40])
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
+def test_routers_that_give_a_token_an_expert_twice(
+    name: str, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No known one does. Beside one that is not known the kernels give what the modelling code gives, in each of its layers."""
+    torch.manual_seed(0)
+    adapter = ModelAdapter(ZOO[name]().eval())
+    routers = [each for each in adapter.model.modules() if routing_of(each) is not None]
+    usual, is_asked = type(routers[0]).forward, [False]
+
+    def chosen(self: Any, *given: Any) -> Any:
+        logits, shares, index = usual(self, *given)
+        is_asked[0] = True
+        index = index.clone()
+        index[::2] = index[::2, -1:]
+        return logits, shares, index
+
+    monkeypatch.setattr(type(routers[0]), "forward", chosen)
+    fresh = functools.cache(routing._routing_of_form.__wrapped__)
+    monkeypatch.setattr(routing, "_routing_of_form", fresh)  # classes are others now
+    expected = _logits(adapter, tokens)
+    stacks, known = fuse_experts(adapter.model)
+    assert (stacks, known) == (len(routers), 0)
+    monkeypatch.setattr(kernels, "usable", lambda x: True)
+    monkeypatch.setattr(experts, "DTYPES", (torch.float32,))
+    for has_warpgroups in (False, True):
+        monkeypatch.setattr(kernels, "have_warpgroups", lambda device, has=has_warpgroups: has)
+        ours = _logits(adapter, tokens)
+        assert float((ours - expected).abs().max() / expected.abs().max()) < 1e-5
+    assert is_asked == [True]
+
+
+def test_stacks_beside_known_routers_are_given_what_these_have_chosen() -> None:
+    """Of others it is looked at for each token whether it has an expert twice, which takes a launch more."""
+    for name in WITH_EXPERTS:
+        if name in OF_THEIR_OWN:
+            continue
+        model = ZOO[name]()
+        fuse_experts(model)
+        stacks: list[Any] = [each for each in model.modules() if _is_stack(each)]
+        assert {each.forward.args[3] for each in stacks} == {name not in NO_ROUTERS}, name
+
+
+@on_cpu
 @pytest.mark.parametrize("change", ["", "shares twice"])
 def test_routers_that_give_experts_first(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Granite's do before transformers 5.21; a block of the same kind hands over what its experts give."""

@@ -824,6 +824,36 @@ def test_experts(
     assert float((others - expected).abs().max() / largest) > 10 * STEPS[dtype]
 
 
+@TWO_BYTES
+@pytest.mark.parametrize("num_experts", [4, 5, 40])
+@pytest.mark.parametrize("tokens", [3, 40])
+@FEW_AND_MANY
+def test_a_token_that_has_an_expert_twice(
+    made: Any, tokens: int, num_experts: int, dtype: torch.dtype
+) -> None:
+    """In all of its places, in some, or in none: then nothing changes."""
+    stack = _stack(experts.ExpertGate(), (num_experts, 64, 32, 64), dtype, biased=False)
+    x = _normal(tokens, 64, dtype=dtype)
+    shares, index = _chosen(tokens, num_experts, 4)
+    same, as_they_were = experts.distinct(index, shares, num_experts)
+    assert torch.equal(same, index)
+    assert torch.equal(as_they_were, shares)
+    index[0] = index[0, 1]
+    index[1, 2:] = index[1, :2].flip(0)
+    others, weighed = experts.distinct(index, shares, num_experts)
+    assert all(len({*row}) == 4 for row in others.tolist())
+    assert 0 <= int(others.min()) <= int(others.max()) < num_experts
+    assert torch.equal(others[2:], index[2:])
+    assert torch.equal(weighed[2:], shares[2:])
+    assert not weighed[0, 1:].any()
+    expected = _one_by_one(x, index, shares, stack, experts.ExpertGate())
+    largest = expected.abs().max()
+    ours = made(x, others, weighed, *stack, experts.ExpertGate())
+    # The rounding of one expert stays whole, where that of four evens out.
+    assert float((ours - expected).abs().max() / largest) < 2 * STEPS[dtype]
+    assert experts.distinct(index[:0], shares[:0], num_experts)[0].shape == (0, 4)
+
+
 @HOLDS_ANYTHING
 @pytest.mark.pairs
 @TWO_BYTES

@@ -388,6 +388,10 @@ def test_a_model_of_the_command_stands_in_the_place_of_the_recipes(
             '[model]\nstart = "x"\n[model.config]\nmodel_type = "qwen3"\n[curriculum]',
             "gives both `start` and `config`",
         ),
+        (
+            '[model]\nstart = "x"\ntokenizer = "y"\n[curriculum]',
+            "gives tokenizer = 'y' beside `start`, whose model has one of its own",
+        ),
         (MODEL, r"needs \[curriculum\] or \[traces\]"),
         (MODEL + "[traces]\nfiles = []\nleast_score = 2", "least_score is 2.0; expected above 0"),
         (

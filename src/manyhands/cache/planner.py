@@ -29,7 +29,7 @@ from manyhands.cache.plan import Growth, PageTables, Plan, Reads
 from manyhands.cache.step import Step
 from manyhands.cache.trunks import NOTHING, Stretch, Trunk, Trunks
 from manyhands.cache.view import Item, Lanes, View
-from manyhands.errors import ContextTooLong, InvalidRequest, OutOfMemory
+from manyhands.errors import ContextTooLong, InvalidRequest, OutOfMemory, counted
 from manyhands.native import build as native_build
 from manyhands.native import compiled as native
 
@@ -494,10 +494,20 @@ class Planner:
         size = front + self._length(block) + growth.get(block, 0)
         return place.strip.number, place.offset - front, size, int(block in growth)
 
-    def check_lengths(self, step: Step) -> None:
-        """Raise ContextTooLong for a row whose own feed does not fit, before part of it is fed."""
+    def check_whole(self, step: Step) -> None:
+        """Raise for a step that cannot be fed to its end, before part of it is fed.
+
+        ContextTooLong for a row whose own feed does not fit, OutOfMemory for more tokens than all of the memory holds.
+        """
         for row in step.rows:
             self._check_length(row.view, row.view.num_tokens + len(row.feed))
+        pool = self.pool
+        if (least := step.num_pages_at_least(pool.page_size)) > pool.num_pages:
+            raise OutOfMemory(
+                f"this step needs {counted(least, 'page')} of {counted(pool.page_size, 'token')} for what its rows read and write, "
+                f"and the memory has {pool.num_pages}",
+                hint=f"Give the engine {least * pool.page_size} memory_tokens or more, or feed less.",
+            )
 
     def _check_length(self, view: View, num_tokens: int) -> None:
         if self.max_positions is not None and num_tokens > self.max_positions:

@@ -171,10 +171,11 @@ class StateBook:
             tuple(ends), tuple(sources), tuple(targets[row.view.own] for row in step.rows)
         )
 
-    def slot(self, block: Block) -> int | None:
-        """Where the state behind a block lies; None if it is not held."""
+    def slot(self, block: Block, size: int | None = None) -> int | None:
+        """Where the state behind the first `size` tokens of a block lies, or behind all; None if it is not held."""
         text = self._texts.get(weakref.ref(block))
-        return None if text is None else text.slots.get(block.num_tokens)
+        size = block.num_tokens if size is None else size
+        return None if text is None else text.slots.get(size)
 
     def divided(self, block: Block, tail: Block) -> None:
         """`tail` is the last part of a block: the state behind one is that behind the other."""
@@ -192,11 +193,16 @@ class StateBook:
         text = self._texts.get(weakref.ref(block))
         return None if text is None else text.start
 
-    def hold(self, block: Block, slot: int, start: int | None = None) -> None:
-        """The state behind a block lies in this slot, where another pass has left it. `start`: see `start`."""
+    def hold(
+        self, block: Block, slot: int, start: int | None = None, *, size: int | None = None
+    ) -> None:
+        """The state behind a block lies in this slot, where another pass has left it. `start`: see `start`.
+
+        `size`: that behind its first tokens, so many, to which a step goes back that is being fed in parts.
+        """
         known = self._texts.get(weakref.ref(block))
         text = _Text(start, None, next(self._names)) if known is None else known
-        text.slots = {block.num_tokens: slot}
+        text.slots = {**text.slots, block.num_tokens if size is None else size: slot}
         self._texts[weakref.ref(block)] = text
 
     def evict(self, blocks: Iterable[Block], journal: Journal) -> None:

@@ -356,6 +356,16 @@ class Step:
                 hint="Give every row a block of its own; rows may read each other's blocks.",
             )
 
+    def num_pages_at_least(self, page_size: int) -> int:
+        """Pages that hold what the rows write to and read, behind this step: with fewer it cannot be fed, whatever else goes."""
+        sizes = {block: block.num_tokens for row in self.rows for block in row.view.blocks}
+        own_pages = 0  # no two of these blocks share one
+        for row in self.rows:
+            own = row.view.own
+            sizes[own] = own.num_tokens + len(row.feed)
+            own_pages += -(-sizes[own] // page_size)
+        return max(own_pages, -(-sum(sizes.values()) // page_size))
+
 
 class StandIn(Step):
     """A step in the place of another one, `origin`, over other blocks that hold the same tokens.

@@ -62,11 +62,7 @@ def joined(
             _own_signals(),
             _said_late(f"Ray at {settings.ray!r} has not answered yet; waiting", note),
         ):
-            # Programs that Ray starts here end with the thread that has started them.
-            if settings.ray == "local":
-                init()
-            else:
-                _beside(init, ray.shutdown)
+            let_go = _beside(init, ray.shutdown)
     except (OSError, RuntimeError, ValueError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InvalidRequest(
@@ -76,7 +72,10 @@ def joined(
     try:
         yield ray
     finally:
-        ray.shutdown()
+        try:
+            ray.shutdown()
+        finally:
+            let_go()
 
 
 def _knock(address: str, note: Callable[[str], None]) -> None:
@@ -137,14 +136,16 @@ def _own_signals() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _beside(init: Callable[[], object], shutdown: Callable[[], object]) -> None:
+def _beside(init: Callable[[], object], shutdown: Callable[[], object]) -> Callable[[], None]:
     """Have this done in a thread of its own, so that an interrupt is heard while Ray's code, which hears none, is waited for.
 
-    Interrupted, it is not waited for any more; should it still come to its end, it is shut down again. Ray leaves the
+    The thread stays until the function that comes back is called: programs that Ray has started here end with the thread that
+    has started them. Interrupted, it is not waited for any more; should it still come to its end, it is shut down again. Ray leaves the
     handler of SIGTERM alone in such a thread, and says so in its log, where it is left out.
     """
     failed: list[BaseException] = []
-    over, lock, is_left = threading.Event(), threading.Lock(), False
+    over, let_go = threading.Event(), threading.Event()
+    lock, is_left = threading.Lock(), False
 
     def run() -> None:
         try:
@@ -153,8 +154,12 @@ def _beside(init: Callable[[], object], shutdown: Callable[[], object]) -> None:
             failed.append(error)
         with lock:
             over.set()
-        if is_left and not failed:
+        if failed:
+            return
+        if is_left:
             shutdown()
+        else:
+            let_go.wait()
 
     log = logging.getLogger("ray._private.worker")
     log.addFilter(_is_no_remark_on_signals)
@@ -169,6 +174,7 @@ def _beside(init: Callable[[], object], shutdown: Callable[[], object]) -> None:
         log.removeFilter(_is_no_remark_on_signals)
     if failed:
         raise failed[0]
+    return let_go.set
 
 
 def _is_no_remark_on_signals(record: logging.LogRecord) -> bool:

@@ -119,7 +119,7 @@ def most_for_host(layer_bytes: float) -> int:
 
 
 def is_to_spare(tokens: int, kind: Wide) -> bool:
-    """Whether such a wide recording is made only where `SPARE` bytes are free.
+    """Whether such a wide recording is made only where `SPARE` bytes are free, on every rank's device.
 
     One that failed would leave all plans without recordings of their own; without these a pass is slower, and nothing fails.
     """

@@ -534,7 +534,7 @@ class Engine(OfOneProcess):
         self.pool.take_back()  # an interrupt may have kept the last step from doing so
         early, rest = in_chunks(step, self.settings.max_tokens_per_pass)
         if early:
-            self.planner.check_lengths(step)
+            self.planner.check_whole(step)
         try:
             for chunk in early:
                 plan = self._plan(chunk)
@@ -608,7 +608,7 @@ class Engine(OfOneProcess):
     def _check_whole(self, step: Step) -> None:
         """Raise for a step that is to be fed in parts, before minutes are spent on the first ones."""
         self._check_tokens(step)
-        self.planner.check_lengths(step)
+        self.planner.check_whole(step)
 
     def _check_tokens(self, step: Step) -> None:
         rows, size = step.rows, self.facts.vocab_size

@@ -536,8 +536,7 @@ class GraphedPasses(Passes):
                 told(num_compiled + index, num_compiled + num_wide)
                 if kind in self._ahead or self.trouble is not None:
                     continue
-                is_to_spare = capacities.is_to_spare(*kind)
-                if is_to_spare and free_bytes(self.adapter.device) < capacities.SPARE:
+                if capacities.is_to_spare(*kind) and not self._have_to_spare(capacities.SPARE):
                     continue
                 # Where the cache on disk has some kernels it mostly has all, and then a pass more for each would be in vain.
                 if at_once and (is_cold or met.num_new):
@@ -557,6 +556,15 @@ class GraphedPasses(Passes):
         self.load(page_size, uncommon)
         self.recorder.recover()  # recordings are repeated while the next is made: a fault is said here at the latest
         told(num_compiled + num_wide, num_compiled + num_wide)
+
+    def _have_to_spare(self, num_bytes: int) -> bool:
+        self.others.ask_room(num_bytes)
+        return self.have_to_spare(num_bytes)
+
+    def have_to_spare(self, num_bytes: int) -> bool:
+        """Whether so many bytes are free on every rank's device: the same answer on all, which ask at once."""
+        self.settle()
+        return self.others.all_could(free_bytes(self.adapter.device) >= num_bytes)
 
     @property
     def _can_compile_at_once(self) -> bool:

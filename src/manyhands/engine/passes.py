@@ -96,6 +96,9 @@ class Others:
         """Inside, this rank launches without the others, and what that gives means nothing."""
         return nullcontext()
 
+    def ask_room(self, num_bytes: int) -> None:
+        """All ranks say whether so many bytes of their devices are free."""
+
     def all_could(self, could: bool) -> bool:
         """Whether all ranks could do what this one could, or could not."""
         return could

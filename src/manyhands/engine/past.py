@@ -148,6 +148,19 @@ class Past(Recorder):
             fed[owners[view]] += size
         return fed
 
+    def before_step(self) -> dict[int, int]:
+        """Of blocks to which parts of the step were fed that goes on, how many tokens each had before it, by their numbers."""
+        if not self._num_open:
+            return {}
+        first = sum(self._num_rows[: len(self._num_rows) - self._num_open])
+        fed, owners = self._num_fed(), [flat(items)[-1] for items in self._items]
+        sizes = {owners[view]: self.found[owners[view]] for view in self._rows[first:]}
+        for number in sizes:
+            sizes[number] += fed[number]
+        for view, size in zip(self._rows[first:], self._sizes[first:], strict=True):
+            sizes[owners[view]] -= size
+        return sizes
+
     def trace(self) -> Trace:
         """The passes as a Trace, without the tokens that were chosen and the names of writers."""
         sizes, tokens = iter(self._sizes), iter(self._tokens)

@@ -29,7 +29,6 @@ from itertools import chain, count
 
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
-from manyhands.cache.step import Step
 from manyhands.engine.past import Past
 from manyhands.engine.run import Queues, Run, RunState
 from manyhands.errors import InvalidRequest, ManyhandsError, OutOfMemory
@@ -166,11 +165,6 @@ class Preemption:
                 return
         self.promote()
 
-    def num_pages_at_least(self, step: Step) -> int:
-        """Pages that hold what the rows of a step write to, after it."""
-        sizes = (row.view.own.num_tokens + len(row.feed) for row in step.rows)
-        return sum(-(-size // self.pool.page_size) for size in sizes)
-
     def _is_certain(self, bound: int) -> bool:
         """Whether runs whose bounds come to so many pages may be sure of them.
 
@@ -209,7 +203,11 @@ class Preemption:
         if self.pool.states is None:
             return True
         assert run.past is not None, "only a preemptible run was preempted"
-        num_blocks = sum(block.num_tokens > 0 for block in self._evicted(run))
+        evicted = self._evicted(run)
+        num_blocks = sum(block.num_tokens > 0 for block in evicted)
+        num_blocks += sum(
+            run.lengths.get(block, 0) > 0 for block in evicted
+        )  # see `past.before_step`
         steps = [each.step for each in (*self._running, run)]
         num_rows = sum(len(step.rows) for step in steps if step is not None)
         return self.pool.states.make_room(num_blocks + num_rows)

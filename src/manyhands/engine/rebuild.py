@@ -8,6 +8,7 @@ integers which tokens those are and where they go; the executor does the forward
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -40,16 +41,23 @@ class Ends(NamedTuple):
     taken: tuple[
         tuple[int, int], ...
     ] = ()  # of what it has found: slots in memory and in the forward
+    # Of blocks to which parts of a step were fed, how many tokens each had before: a step goes back to there if it fails.
+    before_step: Mapping[Block, int] = MappingProxyType({})
 
     def write(self, write: Callable[[Kept], None], pool: PagePool) -> None:
         """Have them left in free slots. Raises OutOfMemory where there are too few."""
         assert pool.states is not None, "only a network that keeps states needs them"
-        blocks = [block for block in self.blocks if block.num_tokens]
-        slots = dict(zip(blocks, pool.states.free_slots(len(blocks)), strict=True))
-        left = ((self.text_rows.slot(self.blocks[block]), slot) for block, slot in slots.items())
-        write(Kept(self.taken, tuple(left)))
-        for block, slot in slots.items():
-            pool.states.hold(block, slot, self.text_rows.start(self.blocks[block]))
+        rows = self.text_rows
+        ends = [(b, b.num_tokens, rows.slot(at)) for b, at in self.blocks.items() if b.num_tokens]
+        ends += [
+            (block, size, rows.slot_before_step(self.blocks[block]))
+            for block, size in self.before_step.items()
+        ]
+        slots = pool.states.free_slots(len(ends))
+        left = tuple((made, slot) for (_, _, made), slot in zip(ends, slots, strict=True))
+        write(Kept(self.taken, left))
+        for (block, size, _), slot in zip(ends, slots, strict=True):
+            pool.states.hold(block, slot, rows.start(self.blocks[block]), size=size)
 
 
 def rebuild_past(
@@ -93,10 +101,15 @@ def rebuild_past(
     if pool.states is not None:
         slots = {number: pool.states.slot(block) for number, block in found.items()}
         held = {number: slot for number, slot in slots.items() if slot is not None}
+        of_step = {number: n for number, n in past.before_step().items() if n and number in wanted}
         ends = Ends(
-            TextRows([fresh[number] for number in held]),
+            TextRows(
+                [fresh[number] for number in held],
+                {fresh[number]: size for number, size in of_step.items()},
+            ),
             {block: fresh[number] for number, block in wanted.items()},
             tuple((slot, name) for name, slot in enumerate(held.values(), 1)),
+            {wanted[number]: size for number, size in of_step.items()},
         )
     merged = merge_passes(steps(), trace.num_tokens, before, ends.text_rows if ends else None)
     write_keys(merged, fed, executor, pool, here, ends)

@@ -46,12 +46,27 @@ class RunState(Enum):
     DONE = auto()  # with an answer, with an error, or cancelled
 
 
-Queues = Mapping[RunState, "OrderedDict[Run, None]"]
+class Queue(OrderedDict["Run", None]):
+    """The runs of one state, in their turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Of those that run: some whose first step feeds a prompt, and has not been answered. Whoever looks for rows that write may
+        # leave them out.
+        self.unbegun: dict[Run, None] = {}
+
+    def leave(self, run: Run) -> None:
+        """Take a run out, if it is here."""
+        self.unbegun.pop(run, None)
+        self.pop(run, None)
+
+
+Queues = Mapping[RunState, Queue]
 
 
 def new_queues() -> Queues:
     """An empty queue for every state."""
-    return {state: OrderedDict() for state in RunState}
+    return {state: Queue() for state in RunState}
 
 
 class Run:
@@ -99,7 +114,7 @@ class Run:
             self.happened(Resumed)
         self._queues[state][self] = None
         self.state = state
-        self._queues[before].pop(self, None)
+        self._queues[before].leave(self)
         if state is RunState.DONE:
             self._let_go()
 
@@ -123,7 +138,7 @@ class Run:
             self._enter_unless_preempted()
         for state, queue in self._queues.items():
             if state is not self.state:
-                queue.pop(self, None)
+                queue.leave(self)
 
     def _enter_unless_preempted(self) -> None:
         if self.state is not RunState.PREEMPTED:  # its pages come first
@@ -285,6 +300,7 @@ class Run:
 
     def _advance(self, move: Callable[[Any], Asked], sent: object, *, num_passes: int = 0) -> None:
         try:
+            self._queues[RunState.RUNNING].unbegun.pop(self, None)
             self.num_passes += num_passes
             self.request = None
             self.lengths = {}
@@ -329,6 +345,12 @@ class Run:
                 self.events.extend(self._seating.changes(asked, self.num_passes + 1))
             if self.state is not RunState.RUNNING:  # as it is in nearly every pass
                 self._enter_unless_preempted()
+            if (
+                not self.num_passes
+                and self.state is RunState.RUNNING
+                and len(asked.rows[0].feed) > 1
+            ):
+                self._queues[RunState.RUNNING].unbegun[self] = None
         elif isinstance(asked, Reserve):
             self.request = asked
             if self.age is None and not self._was_queued:  # the first one; others belong to it

@@ -33,7 +33,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import CodeType
 
@@ -303,8 +303,16 @@ class Scheduler:
         prompts: list[_Ready] = []  # that may have to be fed in parts
         new: list[_Ready] = []  # of both, in order, those that have written nothing yet
         num_tokens = queued = 0
-        is_full = False
+        is_full = are_enough = False
+        unbegun = self._running.unbegun  # thousands of them may wait
+        num_others = len(self._running) - len(unbegun)
         for run, step in steps:
+            if run not in unbegun:
+                num_others -= 1
+            elif are_enough and num_others:
+                continue
+            elif are_enough:
+                break
             size = _num_tokens(step)
             beside = size - len(step.rows)
             in_front = num_tokens + (0 if run.num_passes else queued)
@@ -315,6 +323,7 @@ class Scheduler:
                 prompts.append((run, step))
                 # Short prompts that come behind it wait for their turns, but not for that of a very long one.
                 queued += 0 if self._is_very_long(step) else min(beside, self.prompt_tokens)
+                are_enough = len(prompts) == _MOST_PROMPTS and queued >= self.prompt_tokens
             else:
                 room = self.max_tokens_per_pass - (self._least_part if prompts else 0)
                 if ready and num_tokens + size > room:
@@ -375,7 +384,10 @@ class Scheduler:
 
     def lengths_before(self) -> dict[Block, int]:
         """Of all blocks to which a part of a step was fed, how long they were before."""
-        return {block: size for run in self._running for block, size in run.lengths.items()}
+        runs = chain(
+            self._running, self._preempted
+        )  # blocks that others read have stayed in memory
+        return {block: size for run in runs for block, size in run.lengths.items()}
 
     def expected(self, *, of_one: bool = False) -> list[Expected]:
         """The steps of the next pass, as far as they are known or likely while this one is made.
@@ -396,14 +408,7 @@ class Scheduler:
         for run, fed in self._asked:
             next_steps[run] = _next_of(run, fed, first)
             first += len(fed.rows)
-        steps: list[_Ready] = []
-        for run in self._running:
-            if run in next_steps:
-                if (known := next_steps[run]) is not None:
-                    steps.append((run, known.step))
-            elif run.step is not None:
-                steps.append((run, run.step))
-        ready, is_full = self._fitting(steps)
+        ready, is_full = self._fitting(self._expected_of(next_steps))
         if is_full:
             return []
         self._take_part(ready)
@@ -413,6 +418,15 @@ class Scheduler:
             known if known is not None and known.step is step else Expected.asked(step)
             for known, (_, step) in zip(found, ready, strict=True)
         ]
+
+    def _expected_of(self, next_steps: Mapping[Run, Expected | None]) -> Iterator[_Ready]:
+        """The next steps of these runs, as far as they are known, and the steps of all others, in their turns."""
+        for run in self._running:
+            if run in next_steps:
+                if (known := next_steps[run]) is not None:
+                    yield run, known.step
+            elif isinstance(run.request, Step):
+                yield run, run.request
 
     def _known(self, is_known: Callable[[Step], bool]) -> list[_Ready]:
         return [
@@ -482,9 +496,9 @@ class Scheduler:
             else:
                 self._tell()
                 return
-            if not isinstance(problem, OutOfMemory):
-                break
-            if not self._make_room(ready):
+            if not isinstance(problem, OutOfMemory) or self._is_one_too_large(ready):
+                break  # pages of others would not help
+            if not self._make_room():
                 beyond = self._beyond_their_bounds(ready, told)
                 if not beyond:
                     break
@@ -522,14 +536,18 @@ class Scheduler:
         blocks = {block for row in step.rows for block in row.view.blocks}
         return sum(block.num_tokens for block in blocks if not self.pool.is_kept(block))
 
-    def _make_room(self, ready: Sequence[_Ready]) -> bool:
-        """Preempt a run. No: there is none, or one of these asks for more than there is at all."""
+    def _is_one_too_large(self, ready: Sequence[_Ready]) -> bool:
+        """Whether the whole step of one of these needs more than all of the memory."""
+        size, most = self.pool.page_size, self.pool.num_pages
+        return any(run.step and run.step.num_pages_at_least(size) > most for run, _ in ready)
+
+    def _make_room(self) -> bool:
+        """Preempt a run, or let go of what was told. No: there is none."""
         self._sweep()  # of those answered one by one, some may have ended
         if self._told:  # with them blocks may go
             self._told = []
             return True
-        most = max(self.preemption.num_pages_at_least(step) for _, step in ready)
-        return most <= self.pool.num_pages and self.preemption.preempt()
+        return self.preemption.preempt()
 
     def _pass(self, ready: Sequence[_Ready]) -> None:
         """One forward pass over the rows of all of them; their tokens wait to be told."""
@@ -665,6 +683,7 @@ class Scheduler:
             run.put_right()
         self._told = []
         self._done.clear()
+        self._running.unbegun.clear()
         self.preemption.recount(run for run in runs if not run.done)
         self.preemption.promote()
 

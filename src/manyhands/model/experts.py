@@ -10,7 +10,8 @@ prompts use each weight often (`kernels/experts_many.py`, from Hopper on). The w
     block     a router and its stack, and perhaps an expert that all tokens share: the residual sum behind it adds up what they give
 
 Stacks in mxfp4 have kernels of their own (`kernels/mxfp4.py`). All others, and routers and blocks, are recognised by what they
-compute, on a small probe of the same class; of routers `routing.py` says how. What computes something else (experts with a norm of
+compute, on a small probe of the same class; of routers `routing.py` says how. A token may have an expert twice by a router that is
+not known: beside such a one a stack's kernels are given other experts and the same sums (`kernels/experts.py::distinct`). What computes something else (experts with a norm of
 their own, routers that are networks) is left alone. Logits that the modelling code makes in float32 are made so here.
 """
 
@@ -40,12 +41,19 @@ _SCALES = (0.25, 1.0, 4.0, 64.0, 4096.0)  # of a gate's probe, so that limits ar
 def fuse_experts(model: nn.Module) -> tuple[int, int]:
     """Give stacks of experts and routers that are known their faster way; how many of both."""
     stacks = routers = 0
+    are_distinct = set[Any]()  # a router that is known chooses for them
+    for block in model.modules():
+        children = list(block.children())
+        its = [each for each in children if gate_of(each) is not None]
+        if its and sum(routing_of(each) is not None for each in children) == 1:
+            are_distinct.update(its)
     for module in model.modules():
         own: Any = module
         if "forward" in vars(own):
             continue  # it was given another, and what that computes is not known
         if (gate := gate_of(own)) is not None:
-            own.forward = functools.partial(_experts, own, own.forward, gate)
+            is_distinct = own in are_distinct
+            own.forward = functools.partial(_experts, own, own.forward, gate, is_distinct)
             stacks += 1
         elif (routing := routing_of(own)) is not None:
             weight = routing.weight_of(own)
@@ -286,12 +294,16 @@ def _experts(
     stack: Any,
     usual: Callable[..., Tensor],
     gate: tuple[str, tuple[float, float] | None],
+    is_distinct: bool,
     hidden_states: Tensor,
     top_k_index: Tensor,
     top_k_weights: Tensor,
 ) -> Tensor:
-    """The experts of each token, weighed and added up: x [T, K], index [T, C] and shares [T, C] -> [T, K]."""
-    out = _by_kernels(stack, gate, hidden_states, top_k_index, top_k_weights)
+    """The experts of each token, weighed and added up: x [T, K], index [T, C] and shares [T, C] -> [T, K].
+
+    `is_distinct`: no token has an expert twice.
+    """
+    out = _by_kernels(stack, gate, hidden_states, top_k_index, top_k_weights, is_distinct)
     return usual(hidden_states, top_k_index, top_k_weights) if out is None else out
 
 
@@ -340,6 +352,7 @@ def _by_kernels(
     x: Tensor,
     index: Tensor,
     shares: Tensor,
+    is_distinct: bool = True,
     *,
     in_parts: bool = False,
     beside: int = 0,
@@ -352,17 +365,32 @@ def _by_kernels(
 
     if index.shape[1] > own.MOST_CHOSEN:
         return None
+    if not is_distinct and not index.shape[1] <= stack.num_experts <= own.MOST_EXPERTS:
+        return None
     if isinstance(stack, Mxfp4Stack):
         if len(x) > own.MOST_TOKENS or beside:
             return None
+        index, shares = _distinct(stack, index, shares, is_distinct)
         return stack.product(x, index, shares, in_parts=in_parts)
     weights = _parts_of(stack, gate)
     tokens, chosen = index.shape
     is_many = many.is_faster(tokens, chosen, len(weights[0].weight), x.device)
     if tokens > own.MOST_TOKENS and not is_many:
         return None
+    index, shares = _distinct(stack, index, shares, is_distinct)
     made = many.experts if is_many else own.experts
     return made(x, index, shares, *weights, in_parts=in_parts, beside=beside)
+
+
+def _distinct(
+    stack: Any, index: Tensor, shares: Tensor, is_distinct: bool
+) -> tuple[Tensor, Tensor]:
+    """The same experts and shares, in which no token has an expert twice: kernels would leave out one of both."""
+    if is_distinct:
+        return index, shares
+    from manyhands.model.kernels import experts as own
+
+    return own.distinct(index, shares, int(stack.num_experts))
 
 
 def _parts_of(stack: Any, gate: tuple[str, tuple[float, float] | None]) -> Any:

@@ -1,6 +1,6 @@
 """Sheets as files: one of safetensors each, written and read by threads, in a folder of bounded size.
 
-    DIR/<digest of the model>/<name of the sheet>.safetensors
+    DIR/<digest of the model>-v<version of the format>/<name of the sheet>.safetensors
 
 The first digest stands for the weights, their dtype and the form in which numbers are stored
 (`model/shelf.py`), the second for the tokens and everything before them (`cache/sheets.py`). Neither can be read
@@ -22,8 +22,10 @@ of four megabytes have neither fault, and a quarter of the processors reads noth
 
 The sheets that were used least recently are removed when the folder would grow beyond its limit. Of one chain the
 last sheets are the oldest, since without those before them they are never found: a chain has one time, whenever its
-sheets are written. Files with other names are somebody else's, are not counted, and stay: a folder may be given in which
-models lie, too.
+sheets are written. Folders of another version of the format, older or newer, are another release's, which may be in
+use: they are told once in the log, are not read and not counted, and stay. A folder without a version is of the second
+one, which did not name itself at first: that of the model is renamed, others count and go like the rest. Files with
+other names are somebody else's, are not counted, and stay: a folder may be given in which models lie, too.
 """
 
 from __future__ import annotations
@@ -54,10 +56,11 @@ from manyhands.model.host_buffers import HostBuffers, at_once
 from manyhands.model.landings import Landing, Landings, SheetPart, checksum
 
 LOG = logging.getLogger("manyhands.cache")
-VERSION = "2"  # of what stands in a file
+VERSION = "2"  # of what stands in a file, and of the folder that it lies in
+_UNNAMED_VERSION = "2"  # of folders whose names tell none
 _SUFFIX, _UNFINISHED = ".safetensors", ".part"
 # Digests, which nothing else in the folder has for a name.
-_MODEL, _SHEET = re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{64}")
+_MODEL, _SHEET = re.compile("[0-9a-f]{32}(?:-v([0-9]+))?"), re.compile("[0-9a-f]{64}")
 _STALE = 600  # seconds without a byte after which an unfinished file is a dead writer's
 _MOST_READERS = 16
 _AT_ONCE = 4 << 20  # bytes that a reader asks for
@@ -142,7 +145,7 @@ class SheetFiles:
         """
         self.folder, self.model, self.forms = folder, model, forms
         self.limit, self.most_waiting = limit, most_waiting
-        self._own = folder / model
+        self._own = folder / f"{model}-v{VERSION}"
         self._counts = ShelfCounts()
         self._lock = Lock()  # of what follows; threads change it
         self._waiting: dict[str, int] = {}  # bytes of the sheets that are being written
@@ -150,7 +153,7 @@ class SheetFiles:
         self._is_full = False
         self._reading: dict[str, Future[_Read | None]] = {}
         self._done: dict[str, Callable[[], object]] = {}  # of sheets that a device fetches
-        _make(self._own, folder)
+        _make(self._own, folder, model)
         self._size = size = _MOST_HEADER + sum(form.num_bytes for form in forms.values())
         count = min(_MOST_PIECES, most_waiting // size) if pin else 0
         self.buffers = HostBuffers(size, count, pin=pin)
@@ -432,8 +435,12 @@ class SheetFiles:
         return self._own / f"{name}{_SUFFIX}"
 
 
-def _make(own: Path, folder: Path) -> None:
+def _make(own: Path, folder: Path, model: str) -> None:
     """Make the folders, for this user alone, and remove what dead writers have left."""
+    if VERSION == _UNNAMED_VERSION:
+        # Where both are there, the one without a version is counted, and goes as its sheets are the least recently used.
+        with suppress(OSError):
+            (folder / model).rename(own)
     try:
         _make_folders(folder, own)
         with tempfile.TemporaryFile(dir=own):
@@ -444,14 +451,34 @@ def _make(own: Path, folder: Path) -> None:
             hint=place_or_room(error),
         ) from error
     _sweep(folder)
+    if others := _others(folder):
+        LOG.warning(
+            "%s has folders of sheets of another format than version %s, which are not read, counted or removed: %s. "
+            "Remove them if no other release of manyhands uses them",
+            *(folder, VERSION, ", ".join(others)),
+        )
+
+
+def _version_of(folder: str) -> str | None:
+    """The version of the format of a folder of sheets, by its name; None for another folder."""
+    found = _MODEL.fullmatch(folder)
+    return None if found is None else found[1] or _UNNAMED_VERSION
+
+
+def _others(folder: Path) -> list[str]:
+    """The names of folders that hold sheets of another version."""
+    names = {
+        path.parent.name for path in folder.glob(f"*/*{_SUFFIX}") if _SHEET.fullmatch(path.stem)
+    }
+    return sorted(name for name in names if _version_of(name) not in (None, VERSION))
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what dead writers of any model have left: no limit counts it, and a server may be killed again and again."""
+    """Remove what dead writers of any model have left in this format: no limit counts it, and a server may be killed again and again."""
     dead = time.time() - _STALE
     for path in folder.glob(f"*/.*{_UNFINISHED}"):
         with suppress(OSError):
-            if _MODEL.fullmatch(path.parent.name) and path.stat().st_mtime < dead:
+            if _version_of(path.parent.name) == VERSION and path.stat().st_mtime < dead:
                 path.unlink()
 
 
@@ -461,10 +488,10 @@ def _make_folders(*folders: Path) -> None:
 
 
 def _files(folder: Path) -> list[tuple[int, int, str]]:
-    """Of every sheet of every model: when it was used last, its bytes, its path."""
+    """Of every sheet of this format, of every model: when it was used last, its bytes, its path."""
     found = []
     for path in folder.glob(f"*/*{_SUFFIX}"):
-        if not (_MODEL.fullmatch(path.parent.name) and _SHEET.fullmatch(path.stem)):
+        if _version_of(path.parent.name) != VERSION or not _SHEET.fullmatch(path.stem):
             continue
         with suppress(FileNotFoundError):
             told = path.stat()

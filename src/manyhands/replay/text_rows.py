@@ -12,7 +12,7 @@ Slots are numbered for this forward alone.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 
 from manyhands.cache.block import Block
@@ -23,9 +23,15 @@ from manyhands.cache.step import Step
 class TextRows:
     """Follows the steps of a run, and says what its linear layers need."""
 
-    def __init__(self, found: Sequence[Block] = ()) -> None:
-        """`found`: blocks that hold tokens already; the states behind them are in the first slots, from 1 on."""
+    def __init__(
+        self, found: Sequence[Block] = (), before_step: Mapping[Block, int] | None = None
+    ) -> None:
+        """`found`: blocks that hold tokens already; the states behind them are in the first slots, from 1 on.
+
+        `before_step`: of blocks to which the last passes have fed parts of a step, how many tokens they had before it.
+        """
         self._book = _Endless()
+        self._before_step = before_step or {}
         self._passes: list[
             tuple[range, int, int]
         ] = []  # of each row: its packed tokens, source, target
@@ -33,13 +39,14 @@ class TextRows:
         self._left: dict[
             weakref.ref[Block], int
         ] = {}  # weak: whether a block lives is the strategy's affair
+        self._left_before: dict[weakref.ref[Block], int] = {}  # the same, before the step
         self._given = self._book.free_slots(len(found))
         for block, slot in zip(found, self._given, strict=True):
             self._book.hold(block, slot)
 
     def feed(self, step: Step) -> None:
         """One pass, before its feeds join their blocks. Raises InvalidRequest where its views reorder a text."""
-        rows = self._book.take(step, lambda block: block.num_tokens)
+        rows = self._book.take(step, lambda block: self._before_step.get(block, block.num_tokens))
         for first, last, source, target in zip(
             rows.row_indptr, rows.row_indptr[1:], rows.sources, rows.targets, strict=False
         ):
@@ -48,12 +55,18 @@ class TextRows:
         self._num_tokens += rows.row_indptr[-1]
 
     def end(self, blocks: Iterable[Block]) -> RowStates:
-        """The rows of the whole run, after which the state behind each of these blocks has a slot (`slot`)."""
+        """The rows of the whole run, after which the state behind each of these blocks has a slot (`slot`, `slot_before_step`)."""
         wanted = {block: slot for block in blocks if (slot := self._book.slot(block)) is not None}
+        before = {
+            block: slot
+            for block, size in self._before_step.items()
+            if (slot := self._book.slot(block, size)) is not None
+        }
+        assert len(before) == len(self._before_step), "a pass has ended there"
         readers: dict[int, int] = {}
         for _, source, _ in self._passes:
             readers[source] = readers.get(source, 0) + 1
-        kept = set(wanted.values()) | set(self._given)
+        kept = {*wanted.values(), *before.values(), *self._given}
         joined: dict[int, tuple[list[int], int]] = {}  # by the target of its newest pass
         for tokens, source, target in self._passes:
             if source in joined and readers[source] == 1 and source not in kept:
@@ -73,11 +86,16 @@ class TextRows:
             tuple(token for own, _ in joined.values() for token in own),
         )
         self._left = {weakref.ref(block): names[slot] for block, slot in wanted.items()}
+        self._left_before = {weakref.ref(block): names[slot] for block, slot in before.items()}
         return rows
 
     def slot(self, block: Block) -> int:
         """Where the state behind a block is left."""
         return self._left[weakref.ref(block)]
+
+    def slot_before_step(self, block: Block) -> int:
+        """Where the state behind a block of `before_step` is left, as it was before that step."""
+        return self._left_before[weakref.ref(block)]
 
     def start(self, block: Block) -> int | None:
         """How many tokens stand before a block."""

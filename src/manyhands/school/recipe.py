@@ -85,6 +85,11 @@ class ModelTable:
                 f"[model] gives layers = {self.layers} without `start`",
                 hint="A new model has its layers in `config`: num_hidden_layers.",
             )
+        if self.tokenizer and self.start:
+            raise InvalidRequest(
+                f"[model] gives tokenizer = {self.tokenizer!r} beside `start`, whose model has one of its own",
+                hint="Leave it out; a `tokenizer` belongs to the new model of a `config`.",
+            )
         if self.config and not (self.tokenizer and self.config.get("model_type")):
             raise InvalidRequest(
                 "[model] gives `config` without `tokenizer`, or without a model_type in it",
@@ -422,7 +427,8 @@ def read_recipe(path: str | Path, model: str | None = None) -> Recipe:
     words = {name: table for name, table in tables.items() if name in TABLES}
     begins = tables.get("model", {})
     if model is not None and isinstance(begins, dict):
-        begins = {**begins, "start": model, "config": {}}
+        # That model has its own configuration and tokenizer.
+        begins = {**begins, "start": model, "config": {}, "tokenizer": ""}
     return Recipe(
         folder=path.parent,
         model=_filled(ModelTable, begins, "model"),

@@ -21,7 +21,8 @@ pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from manyhands.attention.triton_backend import TritonBackend
 from manyhands.cache.pages import Move
-from manyhands.engine import capacities
+from manyhands.engine import capacities, graphs
+from manyhands.engine.capacities import Wide
 from manyhands.engine.engine import Engine
 from manyhands.engine.executor import LocalExecutor
 from manyhands.engine.graphs import GraphedPasses
@@ -216,6 +217,28 @@ def test_what_is_not_recorded_waits_for_what_is(small: Path) -> None:
     ours, theirs = two.end()
     assert ours.recorded == theirs.recorded > 0
     assert recorders[0].settled == recorders[1].settled == before + 1
+
+
+@pytest.mark.parametrize("short", [None, 0, 1])
+def test_what_one_rank_has_no_memory_to_spare_for_is_recorded_by_none(
+    short: int | None, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recording that one of them tried and could not make would be the last that is tried."""
+    ahead = [(1, Wide.SMALL), (2, Wide.SMALL), (2, Wide.AMPLE)]
+    monkeypatch.setattr(capacities, "kinds_ahead", lambda most, tiling: ahead)
+    two = TwoRanks(small, (Again(), Again()))
+
+    def free(device: torch.device) -> int:
+        rank = int(threading.current_thread() is two.thread)
+        return capacities.SPARE - int(rank == short)
+
+    monkeypatch.setattr(graphs, "free_bytes", free)
+    two.engine.get_ready()
+    passes: Any = two.engine.executor
+    assert list(passes.passes._ahead) == ahead[: 3 if short is None else 2]
+    assert passes.passes.trouble is None
+    ours, theirs = two.end()
+    assert ours.recorded == theirs.recorded == (3 if short is None else 2)
 
 
 class NoBuffer(Again):

@@ -27,18 +27,19 @@ class Verb(IntEnum):
     LOAD = 1  # the model of these settings
     REMEMBER = 2  # have memory for so many tokens
     LAUNCH = 3  # a pass, launch by launch
-    RECORD = 4
-    PREPARE = 5  # load kernels that no recording has
-    START = 6
-    FOLLOW = 7
-    BEGIN = 8
-    FINISH = 9
-    MOVE = 10
-    WRITE_KEYS = 11
-    REPLAY = 12
-    MAKE_UP = 13
-    FINGERPRINT = 14
-    END = 15
+    ASK_ROOM = 4  # whether so many bytes are free on every device
+    RECORD = 5
+    PREPARE = 6  # load kernels that no recording has
+    START = 7
+    FOLLOW = 8
+    BEGIN = 9
+    FINISH = 10
+    MOVE = 11
+    WRITE_KEYS = 12
+    REPLAY = 13
+    MAKE_UP = 14
+    FINGERPRINT = 15
+    END = 16
 
 
 def ints_of(text: str) -> Ints:

@@ -110,6 +110,9 @@ class Follower:
     def _launch(self, arrays: Iterator[Ints]) -> None:
         self.executor.passes.launch(unpack_plan(arrays), unpack_targets(arrays))
 
+    def _ask_room(self, arrays: Iterator[Ints]) -> None:
+        self.graphs.have_to_spare(int(next(arrays)[0]))
+
     def _record(self, arrays: Iterator[Ints]) -> None:
         page_size, *sizes = next(arrays).tolist()
         self.graphs.part_ends = tuple(next(arrays).tolist())

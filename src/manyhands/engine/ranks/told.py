@@ -85,6 +85,10 @@ class ToldRanks(Together):
         """See `Others.record`."""
         self.told.tell(Verb.RECORD, _ints(page_size, *capacity), _ints(*ends))
 
+    def ask_room(self, num_bytes: int) -> None:
+        """See `Others.ask_room`."""
+        self.told.tell(Verb.ASK_ROOM, _ints(num_bytes))
+
     def load(self, page_size: int, capacities: Sequence[Sequence[int]]) -> None:
         """See `Others.load`."""
         self.told.tell(Verb.PREPARE, _ints(page_size), *(_ints(*each) for each in capacities))

@@ -8,9 +8,12 @@ in one of two ways:
                   costs nothing and is thrown away. Nothing is sorted, nothing gathered.
     more          lists are made first of the tokens that have chosen each expert, and a program takes as many as it has columns
 
-Programs whose expert was chosen by no token end at once. The launches:
+Programs whose expert was chosen by no token end at once. The experts of a token have to be different ones. A softmax's or a sigmoid's
+likeliest ones are; beside any other router `distinct` makes them so: the first of several places with one expert has the shares of
+all, and the others have experts that the token has not, with shares of 0. The launches:
 
     choose        logits of the router to experts and their shares, the likeliest first
+    distinct      the same shares of other experts where a token has one twice, if the router is not known
     list          the tokens of each expert, if they are listed
     gated         act(gate) * up of every token and each of its experts
     down          the outputs of each, weighed
@@ -152,6 +155,42 @@ def _choose(
     at = token * C + place
     tl.store(shares + at, chosen.to(shares.dtype.element_ty), mask=place < C)
     tl.store(index + at, where.to(index.dtype.element_ty), mask=place < C)
+
+
+@triton.jit
+def _distinct(
+    index,  # [T, C]
+    shares,  # [T, C]
+    its_index,  # [T, C]
+    its_shares,  # [T, C]
+    E,
+    C: tl.constexpr,
+    PLACES: tl.constexpr,
+    BLOCK: tl.constexpr,  # at least the experts
+    OVERLAP: tl.constexpr,
+):
+    """Program (token)."""
+    place = tl.arange(0, PLACES)
+    expert = tl.arange(0, BLOCK)
+    at = tl.program_id(0).to(tl.int64) * C + place
+    take_over(OVERLAP)
+    own = tl.load(index + at, mask=place < C, other=-1).to(tl.int32)
+    share = tl.load(shares + at, mask=place < C, other=0.0).to(tl.float32)
+    own = tl.where(place < C, own, -1 - place)
+    is_same = own[:, None] == own[None, :]
+    is_again = tl.max((is_same & (place[None, :] < place[:, None])).to(tl.int32), 1)
+    if tl.max(is_again) > 0:
+        whole = tl.sum(tl.where(is_same, share[None, :], 0.0), 1)
+        share = tl.where(is_again > 0, 0.0, whole)
+        is_used = tl.max((own[:, None] == expert[None, :]).to(tl.int32), 0)
+        is_free = ((is_used == 0) & (expert < E)).to(tl.int32)
+        # The n-th place that is to have another expert has the n-th that is free.
+        number, wanted = tl.cumsum(is_free, 0), tl.cumsum(is_again, 0)
+        is_its = (number[None, :] == wanted[:, None]) & (is_free[None, :] > 0)
+        other = tl.sum(tl.where(is_its, expert[None, :], 0), 1)
+        own = tl.where(is_again > 0, other, own)
+    tl.store(its_index + at, own.to(its_index.dtype.element_ty), mask=place < C)
+    tl.store(its_shares + at, share.to(its_shares.dtype.element_ty), mask=place < C)
 
 
 @triton.jit(do_not_specialize=("T",))
@@ -444,6 +483,26 @@ def choose(
     return shares, index
 
 
+def distinct(index: Tensor, shares: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    """Index and shares [T, C] that give the same sums, and in which no token has an expert twice; there are C experts or more."""
+    tokens, chosen = index.shape
+    assert chosen <= min(MOST_CHOSEN, num_experts), (chosen, num_experts)
+    index, shares = index.contiguous(), shares.contiguous()
+    others = places(tokens, chosen, device=index.device, dtype=index.dtype)
+    weighed = torch.empty_like(shares)
+    if tokens:
+        kernel: Any = _distinct
+        kernel[(tokens,)](
+            *(index, shares, others, weighed, num_experts),
+            C=chosen,
+            PLACES=power_of_two(chosen),
+            BLOCK=power_of_two(num_experts),
+            num_warps=4,
+            **launch_options(index.device),
+        )
+    return others, weighed
+
+
 def experts(
     x: Tensor,
     index: Tensor,
@@ -460,7 +519,7 @@ def experts(
 
     `in_parts`: what each of them gives instead, weighed, [C, T, N] in float32, whose sum that is; behind them room for so many
     parts `beside`, which are left to the caller.
-    Weights [E, 2 F, K] and [E, N, F]; of a `clamped` gate [E, K, 2 F] and [E, F, N]. The experts of a token are different ones.
+    Weights [E, 2 F, K] and [E, N, F]; of a `clamped` gate [E, K, 2 F] and [E, F, N]. The experts of a token are different ones (`distinct`).
     """
     tokens, inputs = x.shape
     num_experts, chosen = len(gate_up.weight), index.shape[1]
