@@ -1,4 +1,4 @@
-"""The tables of the page about several machines: a simulated fleet, kills, replicas against threads."""
+"""The tables of the page about several GPUs and machines: passes and life over two, a simulated fleet, kills, replicas against threads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.performance import table
+from benchmarks.performance import lives, table
 from manyhands.model.parallel.finding import PLACES
 
 RESULTS = Path(__file__).parent / "results"
@@ -127,6 +127,63 @@ def ranks() -> str:
 _PARTS = ("ms_linears", "ms_attention", "ms_collectives", "ms_rest", "ms_idle")
 
 
+# Life over two GPUs; and one call in which passes were begun ahead and one in which none was, both with sums by NCCL.
+_LIVED = ("life_over_2_qwq-32b", "life_over_2_crowds_qwen3-8b", "life_over_2_teams_qwen3-8b")
+_AHEAD, _APART = "life_over_2_nccl_qwen3-8b", "life_over_2_apart_qwen3-8b"
+
+
+def life_ranks() -> str:
+    """Runs as they live over two GPUs, the second time in one process, beside the same situations on one."""
+    one = {(each.model, each.name): each.lines["warm"] for each in lives()}
+    rows, seen, last = [], set(), ""
+    for file in _LIVED:
+        found = _perhaps(file)
+        for line in found.get("situations", []):
+            where = found["model"], line["name"]
+            if line["when"] != "warm" or where in seen:
+                continue
+            seen.add(where)
+            times = [line[f"{key}_ms"] for key in ("floor", "mean", "p50", "p99", "worst")]
+            alone = one.get(where)
+            rows.append(
+                [
+                    "" if found["model"] == last else found["model"],
+                    line["name"],
+                    *(f"{ms:.1f}" for ms in times),
+                    f"{line['tokens_per_second']:.0f}",
+                    "" if alone is None else f"{alone['mean_ms']:.1f}",
+                    "" if alone is None else f"{alone['tokens_per_second']:.0f}",
+                    f"{line['python_loop_ms']:.1f}",
+                    found["commit"],
+                ]
+            )
+            last = found["model"]
+    heads = ["network", "situation", "floor of a rank", "mean", "p50", "p99", "worst", "tokens/s"]
+    heads += ["one GPU, mean", "tokens/s", "host's loop", "commit"]
+    return table(heads, rows)
+
+
+def life_ranks_ahead() -> str:
+    """The same situations the first time in their processes, where no pass was begun ahead, and where they were."""
+    ahead = {line["name"]: line for line in _of_fresh(_AHEAD)}
+    rows = []
+    for apart in _of_fresh(_APART):
+        pair = apart, ahead[apart["name"]]
+        rows.append(
+            [
+                apart["name"],
+                *(f"{line[key]:.1f}" for key in ("mean_ms", "p99_ms") for line in pair),
+                *(f"{line['tokens_per_second']:.0f}" for line in pair),
+            ]
+        )
+    heads = ["situation", "mean, none begun ahead", "begun ahead", "p99, none", "begun"]
+    return table([*heads, "tokens/s, none", "begun"], rows)
+
+
+def _of_fresh(file: str) -> list[dict[str, Any]]:
+    return [line for line in _perhaps(file).get("situations", []) if line["when"] == "fresh"]
+
+
 def sums() -> str:
     """Microseconds of one sum with what stands behind it: by NCCL, and in one launch of our own."""
     found = [(title, _perhaps(name)) for title, name in _PROTOCOLS]
@@ -171,6 +228,8 @@ def _results(name: str) -> dict[str, Any]:
 TABLES: dict[str, Callable[[], str]] = {
     "fleet": fleet,
     "kills": kills,
+    "life_ranks": life_ranks,
+    "life_ranks_ahead": life_ranks_ahead,
     "ranks": ranks,
     "spread": spread,
     "sums": sums,

@@ -58,7 +58,7 @@ _OTHER_SIDE = ("onnection", "peer", "NCCL")  # in the reason of a rank that only
 
 
 class Forgets(Protocol):
-    """What may hold recordings."""
+    """An object that may hold recordings."""
 
     def forget(self) -> None:
         """Drop them all."""
