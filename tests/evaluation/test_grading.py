@@ -66,7 +66,14 @@ def test_a_program_that_cannot_be_imported_is_no_fault_of_an_answer(tmp_path: Pa
         "Grading(task).grade(task.samples()[0], '2', '')",
     ]
     program.write_text("\n".join(lines), encoding="utf-8")
-    found = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    root = str(Path(__file__).parents[2])  # where `tests` lies
+    found = subprocess.run(
+        [sys.executable, program],
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert found.returncode == 1
     said = "InvalidRequest: the process that grades ended before it was up (exit code 1)"
     assert said in found.stderr

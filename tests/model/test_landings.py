@@ -13,7 +13,7 @@ from torch import Tensor
 
 from manyhands.model import sheet_files
 from manyhands.model.landings import RUN, Landing, Landings, SheetPart, checksum
-from manyhands.model.sheet_files import Form, SheetFiles, Taken
+from manyhands.model.sheet_files import VERSION, Form, SheetFiles, Taken
 
 CPU = torch.device("cpu")
 FORMS = {
@@ -157,7 +157,7 @@ def test_a_damaged_sheet_is_refused_and_keeps_no_landing(
     files = files_in(tmp_path)
     write(files, "one")
     num_free = files.landings.num_free
-    flip(tmp_path / "model" / "one.safetensors", at)
+    flip(tmp_path / f"model-v{VERSION}" / "one.safetensors", at)
     files.read_ahead(["one"])
     assert files.is_read("one", 10.0) is False
     assert "one.safetensors is not used, and its tokens are fed" in caplog.text
@@ -224,7 +224,7 @@ def test_a_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     write(files, "one", "two")
     read(files, "one")
     assert same(files.read("one"), 0)
-    path = tmp_path / "model" / "two.safetensors"
+    path = tmp_path / f"model-v{VERSION}" / "two.safetensors"
     path.write_bytes(path.read_bytes()[:-1500])
     files.read_ahead(["two"])
     assert files.is_read("two", 10.0) is False

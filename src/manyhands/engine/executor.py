@@ -522,6 +522,7 @@ class LocalExecutor:
             check_unmoved(self.adapter.model, self._weights_were)
             self._weights_at, self._landmarks_at = StorageWeakRef(storage), addresses
             self._drop_begun()
+            self.passes.others.forget()
             self.passes.forget()
             if is_begun:
                 raise InvalidRequest(

@@ -89,6 +89,9 @@ class Others:
     def record(self, capacity: Sequence[int], page_size: int, ends: Sequence[int]) -> None:
         """A pass of this capacity is recorded, in parts that end at these layers."""
 
+    def forget(self) -> None:
+        """All recordings are dropped; the next one is the first again."""
+
     def load(self, page_size: int, capacities: Sequence[Sequence[int]]) -> None:
         """The kernels of attention of such passes are loaded, and those that no recording has (`GraphedPasses.load`)."""
 

@@ -200,6 +200,20 @@ def test_a_pass_that_was_begun_goes_with_the_recordings(small: Path) -> None:
     two.end()
 
 
+def test_recordings_of_a_network_that_came_back_are_dropped_by_both(small: Path) -> None:
+    """They are told by their numbers, and those of the next ones begin anew: the other rank must not replay one of before."""
+    expected = [small_engine().run(walking(a_team_of(n), 6, {4: 3})).text for n in (1, 2)]
+    two = TwoRanks(small, (Again(), Again()))
+    assert two.engine.run(walking(a_team_of(1), 6, {4: 3})).text == expected[0]
+    executor: Any = two.engine.executor
+    executor.adapter.model.double()
+    executor.adapter.model.float()
+    assert two.engine.run(walking(a_team_of(2), 6, {4: 3})).text == expected[1]
+    passes: Any = two.follower.executor.passes
+    assert passes.num_graphs == executor.passes.num_graphs > 0
+    two.end()
+
+
 class Settling(Again):
     settled = 0
 

@@ -30,16 +30,17 @@ class Verb(IntEnum):
     ASK_ROOM = 4  # whether so many bytes are free on every device
     RECORD = 5
     PREPARE = 6  # load kernels that no recording has
-    START = 7
-    FOLLOW = 8
-    BEGIN = 9
-    FINISH = 10
-    MOVE = 11
-    WRITE_KEYS = 12
-    REPLAY = 13
-    MAKE_UP = 14
-    FINGERPRINT = 15
-    END = 16
+    FORGET = 7  # drop all recordings
+    START = 8
+    FOLLOW = 9
+    BEGIN = 10
+    FINISH = 11
+    MOVE = 12
+    WRITE_KEYS = 13
+    REPLAY = 14
+    MAKE_UP = 15
+    FINGERPRINT = 16
+    END = 17
 
 
 def ints_of(text: str) -> Ints:

@@ -118,6 +118,9 @@ class Follower:
         self.graphs.part_ends = tuple(next(arrays).tolist())
         self.graphs.record(Capacity(*sizes), page_size)
 
+    def _forget(self, arrays: Iterator[Ints]) -> None:
+        self.forget()
+
     def _prepare(self, arrays: Iterator[Ints]) -> None:
         page_size = int(next(arrays)[0])
         self.graphs.load(page_size, [Capacity(*sizes.tolist()) for sizes in arrays])

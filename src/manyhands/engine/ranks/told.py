@@ -85,6 +85,10 @@ class ToldRanks(Together):
         """See `Others.record`."""
         self.told.tell(Verb.RECORD, _ints(page_size, *capacity), _ints(*ends))
 
+    def forget(self) -> None:
+        """See `Others.forget`."""
+        self.told.tell(Verb.FORGET)
+
     def ask_room(self, num_bytes: int) -> None:
         """See `Others.ask_room`."""
         self.told.tell(Verb.ASK_ROOM, _ints(num_bytes))
