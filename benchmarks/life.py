@@ -8,8 +8,8 @@ What the situations are: `manyhands/evaluation/life.py`. Each is measured three 
 a server does (`Engine.get_ready`): the first time it meets its passes (`fresh`), once more with the same draws and
 other tokens (`warm`), and with other draws (`drawn anew`), whose runs differ in length and number, and so in their floor.
 Of the fresh figures only the first situation's are those of a fresh process: what one has recorded serves
-the next. Teams are made up, but for one: `hogwild` itself over a shared prompt, whose rows draw from eleven tokens, so that
-steps have forty on average. Beside each stands the floor of its own passes: linear layers alone at so many tokens, plus the keys
+the next. Teams are made up, but for some: `hogwild` itself over a shared prompt, whose rows draw from eleven tokens, so that
+steps have forty on average; alone, and thirty-two that come and go. Beside each stands the floor of its own passes: linear layers alone at so many tokens, plus the keys
 and values that were read, at the speed of a copy, and the time of a fixed loop in Python right behind it (`python_loop_ms`):
 passes that wait for the host are as slow as the host is then. With `--clocks` also the clock of the GPU, and whether power
 held it back (`benchmarks/clocks.py`). The gate: tokens of a mixed crowd of a tiny network equal
@@ -37,6 +37,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -89,7 +90,7 @@ def hogwild_itself(
     engine: Engine, kind: Kind, passes: int, rng: random.Random, words: int
 ) -> Strategy:
     """The method, as the commands run it: a step ends behind one token of three, by one of the eleven."""
-    text = Text(AutoTokenizer.from_pretrained(bundled.path()))
+    text = bundled_text()
     allowed = frozenset(text.encode(piece)[-1] for piece in (*_ENDS, *_WORDS, "\n\n"))
     settings = TeamSettings(
         workers=kind.rows,
@@ -99,16 +100,25 @@ def hogwild_itself(
         choice=Choice(temperature=100, allowed=allowed),
         end=EndSettings(finisher=False, reply=False),
     )
-    problem = made_up_problem(rng, words)
+    longest = kind.prompt[1]
+    size = rng.randint(*kind.prompt) if longest else _HISTORY
+    problem = made_up_problem(rng, words, size)
     return share_prompt(hogwild(problem, text, settings, Prompts().team), engine.prefixes)
 
 
-def made_up_problem(rng: random.Random, words: int) -> str:
-    """A text of about a thousand tokens. The same draws make another one with each number of `words`, as each variant has its own."""
-    size = len(_WORDS)
-    again = words // size  # how often each word has had its turn in the place of each
+@cache
+def bundled_text() -> Text:
+    """Text of the bundled model's tokenizer, once for all teams."""
+    return Text(AutoTokenizer.from_pretrained(bundled.path()))
+
+
+def made_up_problem(rng: random.Random, words: int, size: int = _HISTORY) -> str:
+    """A text of about `size` tokens. The same draws make another one with each number of `words`, as each variant has its own."""
+    num_words = len(_WORDS)
+    again = words // num_words  # how often each word has had its turn in the place of each
     return "".join(
-        _WORDS[(rng.randrange(size) + words + again * place) % size] for place in range(_HISTORY)
+        _WORDS[(rng.randrange(num_words) + words + again * place) % num_words]
+        for place in range(size)
     )
 
 
@@ -117,6 +127,13 @@ def itself(workers: int) -> Situation:
     kind = Kind(workers, (0, 0), (600, 600))
     name = f"hogwild, {workers} workers, 1 k, steps of 40"
     return Situation(name, ((1, kind),), 300, begin_together=True, begin=hogwild_itself)
+
+
+def teams_themselves(count: int) -> Situation:
+    """Teams that are `hogwild` themselves, each behind a prompt of its own; they come and go."""
+    kind = Kind(4, (200, 2000), (100, 400))
+    name = f"{count} hogwild, 4 workers, come and go"
+    return Situation(name, ((count, kind),), 500, warm_up=100, begin=hogwild_itself)
 
 
 SITUATIONS: dict[str, tuple[Situation, ...]] = {
@@ -133,6 +150,7 @@ SITUATIONS: dict[str, tuple[Situation, ...]] = {
         RAGGED,
         FEW_TEAMS,
         TEAMS,
+        teams_themselves(32),
         LONES,
     ),
     "qwq-32b": (

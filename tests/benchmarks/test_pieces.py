@@ -284,3 +284,16 @@ def test_hogwild_itself_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     for each in fed:
         assert len(each) == 100
         assert 1 < sum(tokens > kind.rows for tokens in each) < 60
+
+
+def test_teams_that_are_hogwild_come_and_go() -> None:
+    """Each behind a prompt of its own."""
+    engine = Engine(list_network(), list_text().tokenizer, memory_tokens=16384)
+    whole = life.teams_themselves(2)
+    ((count, kind),) = whole.crowd
+    kind = dataclasses.replace(kind, prompt=(40, 80), passes=(12, 24))
+    short = dataclasses.replace(whole, crowd=((count, kind),), num_passes=60, warm_up=4)
+    record = live(engine, short, seed=1)
+    assert len(record.waits) > 2, "some ended, and others came"
+    assert sum(each.has_prompt for each in record.passes) > 2
+    assert max(each.written for each in record.passes) == 2 * kind.rows
