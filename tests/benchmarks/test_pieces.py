@@ -291,7 +291,7 @@ def test_teams_that_are_hogwild_come_and_go() -> None:
     engine = Engine(list_network(), list_text().tokenizer, memory_tokens=16384)
     whole = life.teams_themselves(2)
     ((count, kind),) = whole.crowd
-    kind = dataclasses.replace(kind, prompt=(40, 80), passes=(12, 24))
+    kind = dataclasses.replace(kind, prompt=(300, 400), passes=(12, 24))
     short = dataclasses.replace(whole, crowd=((count, kind),), num_passes=60, warm_up=4)
     record = live(engine, short, seed=1)
     assert len(record.waits) > 2, "some ended, and others came"
