@@ -11,7 +11,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -249,6 +251,29 @@ def test_interrupted_it_leaves_a_checkpoint(
     assert not re.search("Traceback|Warning", rest)
     assert (out / "checkpoint" / "checkpoint.pt").is_file()
     assert not (out / "model.safetensors").exists()
+
+
+def test_a_training_that_is_killed_leaves_no_process(recipe: Path, tmp_path: Path) -> None:
+    """Processes that make batches have more ready than goes through a pipe, and nothing takes them any more."""
+    command = [*COMMAND, "train", str(recipe), "--out", str(tmp_path / "made"), "--device", "cpu"]
+    command += ["--steps", "100000", "--processes", "2"]
+    with Warm(
+        command,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        assert "step 1," in process.stderr.readline()
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(1)
+        os.kill(process.pid, signal.SIGKILL)
+        try:
+            process.communicate(timeout=60)  # to the end of the last one that could write there
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_a_training_that_fails_leaves_no_process(recipe: Path, tmp_path: Path) -> None:

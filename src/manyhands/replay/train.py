@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -53,6 +54,7 @@ LOG_LINES = Format(
 _SECONDS_BETWEEN_REPORTS = 2.0
 # From a checkpoint that found no room to the next, if that would come later.
 _SECONDS_UNTIL_KEPT = 60.0
+_SECONDS_BETWEEN_LOOKS = 0.5  # of a process that makes batches, whether the training is there
 
 
 @dataclass(frozen=True)
@@ -261,7 +263,7 @@ class Training:
             sampler=range(self.step, self.settings.steps),
             num_workers=processes,
             prefetch_factor=4 if processes else None,
-            worker_init_fn=_leave_interrupts_to_the_training,
+            worker_init_fn=partial(_serve_the_training, os.getpid()),
         )
         yield from loader
 
@@ -438,9 +440,19 @@ def _put(state: dict[str, Any], file: BinaryIO) -> None:
         raise
 
 
-def _leave_interrupts_to_the_training(number: int) -> None:
-    """In a process that makes batches: the training ends it, and has a checkpoint to write before."""
+def _serve_the_training(training: int, number: int) -> None:
+    """In a process that makes batches: the training ends it, and has a checkpoint to write before.
+
+    Where that was killed it ends by itself. Torch's way out would wait for batches to be taken that nothing takes any more.
+    """
     leave_ends_to_caller()
+    threading.Thread(target=_end_behind, args=(training,), daemon=True).start()
+
+
+def _end_behind(process: int) -> None:
+    while os.getppid() == process:
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    os._exit(1)
 
 
 def batch_loss(adapter: ModelAdapter, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
