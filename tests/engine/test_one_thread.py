@@ -152,7 +152,7 @@ def strike_in() -> Iterator[Callable[[float], None]]:
 
     before = signal.signal(signal.SIGALRM, strike)
     gc.collect()
-    gc.disable()  # what strikes in a finalizer is printed and lost
+    gc.disable()  # a signal that strikes in a finalizer is printed and lost
     yield begin
     gc.enable()
     signal.setitimer(signal.ITIMER_REAL, 0)
