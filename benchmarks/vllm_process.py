@@ -32,7 +32,8 @@ Experts in mxfp4 keep their bits there too, by the kernels that vLLM prefers on 
 Over several GPUs (`ranks`) vLLM cuts each layer, too (`tensor_parallel_size`), and has a process for each GPU, all of which do what is
 sent here; times are taken in the asking process all the same. Its sums go by its own all-reduce through peers' memory, up to 8 MB,
 and by NCCL (`sums`, as found when it has started). Multicast stays off, and with it the sums of torch's symmetric memory, which vLLM 0.20 does not use
-without; FlashInfer's, which join a sum and a norm, are not there.
+without. On Hopper its users have one kernel more by default, FlashInfer's of a sum and the norm behind it; FlashInfer is not here
+(`benchmarks/outsiders.py`), so the launches around vLLM's sums may take longer than theirs.
 """
 
 from __future__ import annotations

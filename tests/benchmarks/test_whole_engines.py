@@ -373,7 +373,7 @@ def test_what_ranks_cannot_have_is_refused_before_anything_starts(
 def test_the_environment_of_ranks_is_not_that_of_vllm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the ranks tell NCCL holds for how this engine records, and for no other engine."""
+    """NCCL is told how this engine records, and no other engine may be told so."""
     words = ["--out", str(tmp_path), "--device", "cpu", "--tiny"]
     arguments = parser("about", 1.0).parse_args(words)
     arguments.outsiders, arguments.crowds, arguments.ranks = None, "", 2
