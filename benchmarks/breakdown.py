@@ -31,7 +31,7 @@ from manyhands.evaluation.bench import time_passes
 KINDS = (
     (
         "collectives",
-        re.compile(r"nccl|^_meet", re.I),
+        re.compile(r"nccl|cross_device_reduce|^_meet", re.I),
     ),  # of several ranks, with the wait for the others
     (
         "attention",

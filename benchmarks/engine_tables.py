@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from benchmarks.breakdown import kind_of
 from benchmarks.performance import NOTHING_YET, Result, cell, files, result, results, table
@@ -19,7 +19,7 @@ def whole_engines() -> str:
     """Milliseconds per step and tokens per second of both, and how many of vLLM's tokens this engine writes."""
     rows: list[list[str]] = []
     last = ""
-    for network, found in results("whole_engines"):
+    for network, found in _both():
         again = result(f"whole_engines_again_{network}")
         names = dict.fromkeys(line["name"] for line in found.get("cells", []))
         for name in names:
@@ -44,6 +44,13 @@ def whole_engines() -> str:
     return table(head, rows) if rows else NOTHING_YET
 
 
+def _both() -> Iterator[tuple[str, Result]]:
+    """The results of steps on one GPU, by the network's name, and then those over several."""
+    yield from results("whole_engines")
+    for stem, found in files("whole_engines_over_"):
+        yield stem.removeprefix("whole_engines_"), found
+
+
 def _lines(found: Result, name: str) -> dict[str, Result | None]:
     """The cells of a situation, by the engine."""
     return {kind: cell(found, name=name, engine=kind) for kind in (OURS, TEAM, PLAIN, CASCADE)}
@@ -56,7 +63,7 @@ def _are_all(lines: dict[str, Result | None], newer: dict[str, Result | None]) -
 def whole_engines_parts() -> str:
     """Where a step spends its time: kernels by kind, the longest twelve of each, and all else, waiting included."""
     rows: list[list[str]] = []
-    for _, found in results("whole_engines"):
+    for _, found in _both():
         for line in found.get("breakdown", []):
             whole = cell(found, name=line["name"], engine=line["engine"])
             if (
@@ -83,7 +90,7 @@ def whole_engines_experts() -> str:
     """The experts that a layer reads in a step of either engine, on average."""
     rows: list[list[str]] = []
     last = ""
-    for _, found in results("whole_engines"):
+    for _, found in _both():
         for name in dict.fromkeys(line["name"] for line in found.get("experts", [])):
             read = {
                 line["engine"]: f"{line['experts_read']:.1f}"
@@ -101,7 +108,7 @@ def whole_engines_experts() -> str:
 def whole_engines_gate() -> str:
     """How far both are from each other on the small network, and how they started."""
     rows = []
-    for _, found in results("whole_engines"):
+    for _, found in _both():
         start = found.get("vllm_start", {})
         seconds = [start.get(key, "") for key in ("import_seconds", "start_seconds")]
         seconds.append(found.get("start_seconds", ""))

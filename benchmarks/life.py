@@ -35,8 +35,7 @@ import runpy
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -45,6 +44,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.clocks import Clocks
 from benchmarks.decode import each_network, free
+from benchmarks.engine_parts import ending, engine_on
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY, Shape
 from benchmarks.timing import linears_ms, python_loop_ms
@@ -53,7 +53,6 @@ from manyhands import bundled
 from manyhands.cache.step import Choice
 from manyhands.engine.engine import Engine
 from manyhands.engine.graphs import GraphedPasses
-from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.world import World
 from manyhands.errors import ManyhandsError
 from manyhands.evaluation.bench import copy_bandwidth
@@ -225,9 +224,7 @@ class Life:
             weights="auto" if (place / "model.safetensors").exists() else "dummy",
             memory_tokens=memory_tokens,
         )
-        if world is None:
-            return Engine.load(settings)
-        return Engine(*RankedExecutor.on(world, settings), settings)
+        return engine_on(world, settings)
 
     def _in_turns(
         self,
@@ -310,16 +307,6 @@ class Life:
             linears_ms={str(count): round(ms, 4) for count, ms in linears.items()},
         )
         return lambda fed, kv_bytes: between(rows, linears, fed) / 1e3 + kv_bytes / speed
-
-
-@contextmanager
-def ending(world: World | None) -> Iterator[None]:
-    """Behind it the other ranks go, if there are any: those of another network come behind."""
-    try:
-        yield
-    finally:
-        if world is not None:
-            world.end()
 
 
 Change = Callable[[], Callable[[], None]]  # makes it, and gives back what undoes it

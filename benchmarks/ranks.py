@@ -39,6 +39,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from benchmarks.breakdown import breakdown
+from benchmarks.engine_parts import engine_on
 from benchmarks.results import Clock, Results, parser
 from benchmarks.shapes import SHAPES, TINY, Shape
 from manyhands.cache.block import Block
@@ -46,7 +47,6 @@ from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.executor import Places
-from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.world import World
 from manyhands.engine.rebuild import places_of
 from manyhands.evaluation.bench import fill, seat, time_passes, timing, tokens_in_use, views_of
@@ -97,7 +97,7 @@ def _on_ranks(files: dict[str, Results], arguments: argparse.Namespace, clock: C
     clock.say(f"{arguments.ranks} ranks have started in {world.seconds_starting:.1f} s")
     try:
         if not arguments.unchecked:
-            same = _writes_the_same(world, arguments)
+            same = writes_the_same(world, arguments)
             for results in files.values():
                 results.put(same_tokens=same)
             if not same:
@@ -126,21 +126,13 @@ def _settings(folder: Path, arguments: argparse.Namespace, **more: Any) -> Model
     )
 
 
-def _engine(world: World | None, settings: ModelSettings) -> Engine:
-    """On the ranks of a world, or on one device."""
-    if world is None:
-        names = ("weights", "device", "backend", "memory_tokens", "dtype")
-        return Engine.load(settings.model, **{name: getattr(settings, name) for name in names})
-    executor, tokenizer = RankedExecutor.on(world, settings)
-    return Engine(executor, tokenizer, settings)
-
-
-def _writing(count: int) -> Strategy:
-    """Two rows that read each other write so many tokens."""
+def _writing(count: int, length: int) -> Strategy:
+    """Two rows that read each other write so many tokens, the first of them behind a prompt of this length."""
     blocks = [Block("one"), Block("two")]
     views = [View(blocks), View(blocks[::-1])]
     written: list[int] = []
-    feeds: list[tuple[int, ...]] = [tuple(range(3, 40)), tuple(range(50, 60))]
+    prompt = tuple(3 + at % 37 for at in range(length))
+    feeds: list[tuple[int, ...]] = [prompt, tuple(range(50, 60))]
     for _ in range(count):
         tokens = yield Step([Row(view, feed) for view, feed in zip(views, feeds, strict=True)])
         assert isinstance(tokens, tuple), "a step is answered with one token per row"
@@ -149,8 +141,8 @@ def _writing(count: int) -> Strategy:
     return Answer(text=" ".join(map(str, written)))
 
 
-def _writes_the_same(world: World, arguments: argparse.Namespace) -> bool:
-    """Whether a tiny network over the ranks writes what it writes on one device, by recorded passes too."""
+def writes_the_same(world: World, arguments: argparse.Namespace, length: int = 37) -> bool:
+    """Whether a tiny network over the ranks writes what it writes on one device, by recorded passes too, behind a prompt of this length."""
     with tempfile.TemporaryDirectory() as place:
         folder, found = Path(place), []
         torch.manual_seed(0)  # dummy weights are each rank's own, so these are written and read
@@ -168,8 +160,8 @@ def _writes_the_same(world: World, arguments: argparse.Namespace) -> bool:
                 memory_tokens=2048,
                 dtype="float32",
             )
-            engine = _engine(where, settings)
-            found.append(engine.run(_writing(4 if arguments.tiny else 48)).text)
+            engine = engine_on(where, settings)
+            found.append(engine.run(_writing(4 if arguments.tiny else 48, length)).text)
             del engine
     return found[0] == found[1]
 
@@ -205,7 +197,7 @@ def _measure(
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
         settings = _settings(shape.write(Path(folder)), arguments, memory_tokens=room, peers=peers)
-        engine = _engine(world, settings)
+        engine = engine_on(world, settings)
     facts = engine.facts
     has_peers = world is not None and world.collectives.peers is not None
     results.put(model=shape.title, dtype=facts.dtype)

@@ -33,9 +33,9 @@ class Shape:
         """Layers of the network."""
         return int(self.config["num_hidden_layers"])
 
-    def token_bytes(self, itemsize: int) -> int:
-        """Bytes of keys and values of one token, over all layers."""
-        heads = int(self.config["num_key_value_heads"])
+    def token_bytes(self, itemsize: int, ranks: int = 1) -> int:
+        """Bytes of keys and values of one token, over all layers; the part that each rank has."""
+        heads = max(1, int(self.config["num_key_value_heads"]) // ranks)
         return 2 * self.num_layers * heads * self.head_dim * itemsize
 
     @property

@@ -28,6 +28,12 @@ which numbers they were tuned with): FlashInfer, whose kernels 0.20 prefers wher
 vLLM's own measurements, and later releases no longer prefer it there (https://github.com/vllm-project/vllm/pull/44220).
 Experts in mxfp4 keep their bits there too, by the kernels that vLLM prefers on Hopper without FlashInfer: Triton's own
 (`triton_kernels`, a part of vLLM's wheel), which choose the experts themselves.
+
+Over several GPUs (`ranks`) vLLM cuts each layer, too (`tensor_parallel_size`), and has a process for each GPU, all of which do what is
+sent here; times are taken in the asking process all the same. Its sums go by its own all-reduce through peers' memory, up to 8 MB,
+and by NCCL (`sums`, as found when it has started). Multicast stays off, and with it the sums of torch's symmetric memory, which vLLM 0.20 does not use
+without. On Hopper its users have one kernel more by default, FlashInfer's of a sum and the norm behind it; FlashInfer is not here
+(`benchmarks/outsiders.py`), so the launches around vLLM's sums may take longer than theirs.
 """
 
 from __future__ import annotations
@@ -69,6 +75,10 @@ _ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # a function is sent to the engine's process: the switch
     "VLLM_LOGGING_COLOR": "0",
+    # Over several GPUs no multicast, which hangs where it only seems to be there (`manyhands/engine/ranks/group.py`).
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
 }
 Tokens = list[int]
 
@@ -108,7 +118,7 @@ class Asked:
     `tells_tokens`: tell the tokens with their logprobs and time nothing (for the gate). `profiled`: names of crowds
     whose kernels are told, when everything has been timed. `spread`: of dummy weights, the standard deviation.
     `has_experts`: tell how many of them are read, too. `turns`: time first tokens and nothing else, of crowds that come
-    so often (0: time steps).
+    so often (0: time steps). `ranks`: GPUs over which the model lies.
     """
 
     model: str
@@ -120,6 +130,7 @@ class Asked:
     spread: float = 0.0
     has_experts: bool = False
     turns: int = 0
+    ranks: int = 1
 
     @classmethod
     def read(cls, path: Path) -> Asked:
@@ -193,10 +204,12 @@ def exponent(spread: float) -> int:
 def fill(worker: Any, spread: float, embedded: float) -> None:
     """Make the weights anew, in the engine's process: matrices at random, with these deviations; norms 1, biases 0.
 
-    Experts in mxfp4 get random bits and one scale, where the kernels read them; vLLM leaves both at zero.
+    Experts in mxfp4 get random bits and one scale, where the kernels read them; vLLM leaves both at zero. Each GPU's numbers are
+    its own.
     """
     import torch
 
+    torch.manual_seed(worker.rank)
     with torch.inference_mode():
         model = worker.model_runner.get_model()
         for name, weight in model.named_parameters():
@@ -241,6 +254,22 @@ def about_experts(worker: Any) -> dict[str, Any]:
             kernels = method.unquantized_backend.value
             return {"experts": kernels, "experts_tuned": name if tuned else None}
     return {}
+
+
+def about_sums(worker: Any) -> list[str]:
+    """The ways in which this GPU's sums meet those of the others, in the order in which vLLM asks them."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    ways, found = get_tp_group().device_communicator, []
+    for name, part in {
+        "its own all-reduce": "ca_comm",
+        "symmetric memory": "symm_mem_comm",
+        "NCCL": "pynccl_comm",
+    }.items():
+        way = getattr(ways, part)
+        if way is not None and not way.disabled:
+            found.append(name)
+    return found
 
 
 def count_experts(worker: Any, is_on: bool, rows: int) -> float:
@@ -301,15 +330,14 @@ class Watched:
         self.core.get_output = watched
 
     def switch(self, is_on: bool) -> int:
-        """Turn cascade attention on or off; how many steps have used it so far."""
-        (told,) = self.engine.collective_rpc(switch_cascade, args=(is_on,))
-        return int(told)
+        """Turn cascade attention on or off, on all GPUs; how many steps have used it so far on each of them."""
+        return min(map(int, self.engine.collective_rpc(switch_cascade, args=(is_on,))))
 
     def kernels(self, rows: int, num_steps: int) -> dict[str, Any]:
-        """The kernels of some steps, as `watch_kernels` tells them."""
+        """The kernels of some steps, as `watch_kernels` tells them of the first GPU."""
         self.engine.collective_rpc(watch_kernels, args=(True,))
         self.stretch(rows, num_steps, _STRETCH_SECONDS)
-        (told,) = self.engine.collective_rpc(watch_kernels, args=(False,))
+        told, *_ = self.engine.collective_rpc(watch_kernels, args=(False,))
         return dict(told)
 
     def experts(self, rows: int) -> float:
@@ -537,6 +565,8 @@ def start(asked: Asked) -> tuple[Watched, dict[str, Any]]:
         max_model_len=longest,
         max_num_seqs=max(sizes),
         compilation_config={"cudagraph_capture_sizes": sizes},
+        tensor_parallel_size=asked.ranks,
+        distributed_executor_backend="mp" if asked.ranks > 1 else None,
     )
 
     def parameters(*, is_streamed: bool = False, **wanted: Any) -> Any:
@@ -561,6 +591,9 @@ def start(asked: Asked) -> tuple[Watched, dict[str, Any]]:
     if asked.has_experts:
         (about,) = llm.llm_engine.collective_rpc(about_experts)
         facts |= about
+    if asked.ranks > 1:
+        sums = llm.llm_engine.collective_rpc(about_sums)
+        facts |= {"ranks": len(sums), "sums": sums[0]}
     return Watched(llm.llm_engine, parameters, asked.vocab_size), facts
 
 

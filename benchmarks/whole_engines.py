@@ -1,8 +1,10 @@
-"""vLLM beside this engine, each as a whole, on one GPU: milliseconds per step of as many rows.
+"""vLLM beside this engine, each as a whole, on one GPU or over several: milliseconds per step of as many rows.
 
     python -m benchmarks.outsiders fetch-vllm FOLDER      where there is a network; then pack, and unpack
     python -m benchmarks.whole_engines --outsiders FOLDER --models qwen3-8b,codellama-7b --minutes 8
     python -m benchmarks.whole_engines --outsiders FOLDER --models gpt-oss-20b-mxfp4 --crowds lone
+    python -m benchmarks.whole_engines --outsiders FOLDER --models qwen3-32b --ranks 2
+    python -m benchmarks.whole_engines --outsiders FOLDER --models qwen3-8b --ranks 2 --ungated
 
 Both get the same networks (real shapes, random weights) and the same prompts, as token ids. Timed are steps in which
 every row gets a token, a team's too, on the caller's clock and from tokens to tokens: scheduling, network and choice of
@@ -29,6 +31,13 @@ tokens must be this engine's choice too, or as good as that (with experts, all b
 is undecided may get another expert by rounding). Where the gate is red this engine is not timed. A network with
 experts has a gate of its own, with as many experts as large; where these come in mxfp4 they are saved as gpt-oss is
 published, with random bits and scales, and neither engine unpacks them.
+
+With `--ranks` each network lies over so many GPUs in both engines, and results are in files of their own (`whole_engines_over_2_...`).
+Rows that fit are those that fit a rank's share. This engine's other ranks are there only when vLLM has ended. The gate above goes
+by the GPUs, too, in both engines; and there is one more, without which this engine is not timed: a small network writes over the ranks
+what it writes on one GPU (`benchmarks/ranks.py`). `--ungated` leaves out vLLM's gate, which starts vLLM a second time, and the
+file says so. Networks with experts are refused: random weights are each rank's own, so its routers would choose other
+experts than those of the next rank.
 """
 
 from __future__ import annotations
@@ -44,11 +53,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
@@ -57,8 +66,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.breakdown import breakdown, kind_of
 from benchmarks.decode import free, num_graphs, recording, steady
-from benchmarks.engine_parts import executor_of
+from benchmarks.engine_parts import ending, engine_on, executor_of
 from benchmarks.outsiders import VLLM_PACKAGES, VLLM_TUNED
+from benchmarks.ranks import writes_the_same
 from benchmarks.results import ROOT, Clock, Results, parser
 from benchmarks.routers import ChosenExperts, watched_routers
 from benchmarks.shapes import SHAPES, TINY, Shape, tiny_of
@@ -81,10 +91,13 @@ from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.loop import run_passes
+from manyhands.engine.ranks.group import kind_of_group
+from manyhands.engine.ranks.world import World
 from manyhands.errors import InvalidRequest
 from manyhands.evaluation.bench import fill, seat, views_of
 from manyhands.model.dummy import STD
 from manyhands.model.quantised.mxfp4 import PRODUCTS
+from manyhands.model.settings import ModelSettings
 from manyhands.strategies.base import Answer, Reserve, Strategy
 
 OURS, TEAM = "manyhands", "manyhands, a team"
@@ -105,6 +118,7 @@ CROWDS: dict[str, tuple[Crowd, ...]] = {
         ("qwen3-30b-a3b", "gpt-oss-20b", "gpt-oss-20b-mxfp4"),
         (*_FEW[:3], _FEW[-1], _ALONE, _behind(128, 1024), _behind(256, 2048), _behind(256, 16384)),
     ),
+    "qwen3-32b": (*_FEW, _ALONE),
 }
 PROFILED = ("1 behind 1 k", "16 behind 16 k", _ALONE.name, "256 behind 2 k")
 TINY_CROWDS = (
@@ -150,6 +164,8 @@ FAR_WITH_EXPERTS = 0.015  # of all tokens
 # The gate at most, and as long as it takes; seconds that vLLM leaves to this engine, also where that compiles kernels for experts.
 _GATE_SECONDS, _GATE_TAKES = 150.0, 95.0
 _OUR_SECONDS, _OUR_SECONDS_WITH_EXPERTS = 45.0, 80.0
+# Seconds more that either engine may take over ranks, for processes that start and get ready: this engine's took 10 to 18 and 20 to 28.
+_MORE_OVER_RANKS = 60.0
 _LOOK = 0.5  # seconds between two looks at what vLLM told
 _RELEASED = 0.95  # share of the device's memory that is free again when another process has ended
 
@@ -173,6 +189,33 @@ def names_of(words: str, known: Iterable[str], what: str) -> list[str]:
     return names
 
 
+def add_ranks(options: argparse.ArgumentParser) -> None:
+    """The option of both programs."""
+    options.add_argument(
+        "--ranks", type=int, default=1, help="GPUs over which each network lies, in both engines"
+    )
+
+
+def networks(arguments: argparse.Namespace, known: Sequence[str], what: str) -> list[str]:
+    """The networks of `--models`, or without it of all that are known those that can be had.
+
+    InvalidRequest for unknown ones, and with `--ranks` for those with experts and where there are too few GPUs.
+    """
+    ranks = arguments.ranks
+    if ranks < 1:
+        raise InvalidRequest(f"--ranks is {ranks}: give the number of GPUs, 1 or more")
+    can_be_had = [name for name in known if ranks == 1 or not SHAPES[name].num_experts]
+    names = names_of(arguments.models, known, what) if arguments.models else can_be_had
+    if refused := [name for name in names if name not in can_be_had]:
+        raise InvalidRequest(
+            f"--ranks {ranks} with {', '.join(refused)}: random weights are each rank's own, so its routers would choose other "
+            f"experts than those of the next rank. Give networks without experts: {', '.join(can_be_had)}"
+        )
+    if ranks > 1:
+        kind_of_group(arguments.device, ranks)
+    return names
+
+
 class BesideVllm:
     """One network that both engines get, one after the other; `its_vllm` is what is left out where vLLM fails or is late."""
 
@@ -187,6 +230,10 @@ class BesideVllm:
         if arguments.tiny:
             self.shape = tiny_of(self.shape) if self.shape.num_experts else TINY
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self.ranks: int = arguments.ranks
+        over = f", over {self.ranks} GPUs" if self.ranks > 1 else ""
+        self.title = f"{self.shape.title}{over}"
+        self.world: World | None = None  # while this engine's other ranks are there
 
     @property
     def vocab_size(self) -> int:
@@ -197,12 +244,18 @@ class BesideVllm:
     def seconds_for_vllm(self) -> float:
         """Seconds that are left, without those that this engine needs."""
         ours = _OUR_SECONDS_WITH_EXPERTS if self.shape.num_experts else _OUR_SECONDS
-        return self.clock.seconds - self.clock.spent - ours
+        return self.clock.seconds - self.clock.spent - ours - self.more_seconds
+
+    @property
+    def more_seconds(self) -> float:
+        """Seconds that either engine may take longer than on one GPU."""
+        return _MORE_OVER_RANKS if self.ranks > 1 else 0.0
 
     def ask_vllm(
         self, asked: Asked, folder: Path, seconds: float, take: Callable[[dict[str, Any]], None]
     ) -> float:
         """Let vLLM do it in a process of its own; each line is taken when it is told. Seconds from begin to end."""
+        assert self.world is None, "each engine runs alone"
         told = folder / "told.jsonl"
         told.write_text("")
         packages = Path(self.arguments.outsiders).resolve() / VLLM_PACKAGES
@@ -233,24 +286,62 @@ class BesideVllm:
         return round(self.clock.spent - before, 1)
 
     def _wait_for_memory(self, seconds: float = 20.0) -> None:
-        """Until the device has the memory again of a process that was ended."""
+        """Until the devices have the memory again of processes that were ended."""
         until = time.monotonic() + seconds
+        used = [self.device] if self.ranks == 1 else range(self.ranks)
         while self.device.type == "cuda" and time.monotonic() < until:
-            there, whole = torch.cuda.mem_get_info(self.device)
-            if there > _RELEASED * whole:
+            memory = [torch.cuda.mem_get_info(device) for device in used]
+            if all(there > _RELEASED * whole for there, whole in memory):
                 return
             time.sleep(0.2)
 
-    def load(self, folder: Path, memory_tokens: int) -> Engine:
-        """Load this engine with random weights, ready as a server is."""
-        engine = Engine.load(
+    @contextmanager
+    def over_ranks(self) -> Iterator[None]:
+        """Inside, this engine's other ranks are there, if there are any.
+
+        What they want in the environment is taken out of it behind them: vLLM's process gets the same one.
+        """
+        if self.ranks == 1:
+            yield
+            return
+        before = set(os.environ)
+        self.world = World.start(self.ranks, self.arguments.device)
+        added = set(os.environ) - before
+        try:
+            with ending(self.world):
+                yield
+        finally:
+            self.world = None
+            for name in added:
+                os.environ.pop(name, None)
+
+    def ranks_are_green(self, length: int = 37) -> bool:
+        """Whether the ranks write what one GPU writes, behind a prompt of this length; without ranks there is nothing to ask."""
+        if self.world is None:
+            return True
+        is_same = writes_the_same(self.world, self.arguments, length)
+        self.results.put(same_tokens=is_same)
+        if not is_same:
+            self.results.leave_out(
+                f"{OURS}, {self.title}", "the gate is red: the ranks write other tokens"
+            )
+        return is_same
+
+    def engine(self, folder: Path, memory_tokens: int, weights: Literal["auto", "dummy"]) -> Engine:
+        """Load this engine, over the ranks that are there or on one device."""
+        settings = ModelSettings(
             folder,
             device=self.arguments.device,
             dtype=str(self.dtype).removeprefix("torch."),
             backend=self.arguments.backend,
-            weights="dummy",
+            weights=weights,
             memory_tokens=memory_tokens,
         )
+        return engine_on(self.world, settings)
+
+    def load(self, folder: Path, memory_tokens: int) -> Engine:
+        """Load this engine with random weights, ready as a server is."""
+        engine = self.engine(folder, memory_tokens, "dummy")
         if self.shape.num_experts:
             embed(engine)
         engine.get_ready()
@@ -261,14 +352,16 @@ class WholeEngines(BesideVllm):
     """One network, both engines: steps."""
 
     def __init__(self, name: str, arguments: argparse.Namespace, clock: Clock) -> None:
-        results = Results(f"whole_engines_{name}", arguments, clock)
+        over = f"over_{arguments.ranks}_" if arguments.ranks > 1 else ""
+        results = Results(f"whole_engines_{over}{name}", arguments, clock)
         super().__init__(name, arguments, clock, results)
         self.crowds = chosen(TINY_CROWDS if arguments.tiny else CROWDS[name], arguments.crowds)
 
     def run(self) -> None:
         """vLLM, gate, this engine."""
         self.results.put(
-            model=self.shape.title,
+            model=self.title,
+            ranks=self.ranks,
             dtype=str(self.dtype).removeprefix("torch."),
             num_experts=self.shape.num_experts,
             tokens=TOKENS,
@@ -277,27 +370,38 @@ class WholeEngines(BesideVllm):
         self.halve()
         with tempfile.TemporaryDirectory() as folder:
             place = Path(folder)
-            if self.arguments.outsiders is None:
+            written = None
+            is_beside = self.arguments.outsiders is not None
+            if not is_beside:
                 self.results.leave_out("vLLM", "no folder with it (--outsiders)")
             elif not self._vllm(self.shape.write(place / "network")):
                 return  # nothing to stand beside
-            elif not self._gate_is_green(place):
-                self.results.leave_out(OURS, "the gate is red")
-                return
-            self._ours(self.shape.write(place / "network"))
+            elif self.arguments.ungated:
+                self.results.leave_out("the gate of both engines", "it was not wanted (--ungated)")
+            else:
+                written = self._written(place / "gate")
+            with self.over_ranks():
+                if not self.ranks_are_green():
+                    return
+                if is_beside and not self.arguments.ungated and not self._gate_is_green(written):
+                    self.results.leave_out(OURS, "the gate is red")
+                    return
+                self._ours(self.shape.write(place / "network"))
 
     def halve(self) -> None:
         """Crowds that do not fit get half as many rows, until they do."""
         if self.device.type != "cuda":
             return
         weights = 2 * (
-            sum(a * b for a, b in self.shape.products())
+            sum(
+                a * b for a, b in self.shape.products(self.ranks)
+            )  # embeddings are whole everywhere
             + self.shape.config["hidden_size"] * self.shape.config["vocab_size"]
         )
         if self.shape.num_experts:
             weights += self.shape.num_layers * self.shape.num_experts * self.shape.expert_bytes(2)
         free_bytes = _SHARE_OF_MEMORY * torch.cuda.mem_get_info(self.device)[0]
-        room = (free_bytes - weights - _SPARE_BYTES) / self.shape.token_bytes(2)
+        room = (free_bytes - weights - _SPARE_BYTES) / self.shape.token_bytes(2, self.ranks)
         fitting = []
         for crowd in self.crowds:
             rows = crowd.rows
@@ -311,11 +415,14 @@ class WholeEngines(BesideVllm):
                 fitting.append(crowd)
         self.crowds = tuple(fitting)
 
-    def _gate_is_green(self, place: Path) -> bool:
-        """Both engines on one small network, once for all networks alike; what came of it is in the results."""
+    def _gate_is_green(self, written: Written | None) -> bool:
+        """Both engines on one small network, once for all networks alike; what came of it is in the results.
+
+        `written` is None where it is known from a network before.
+        """
         shape = gate_shape(self.shape)
-        if shape.title not in self.arguments.gates:
-            self.arguments.gates[shape.title] = self._gate(place, shape)
+        if written is not None:
+            self.arguments.gates[shape.title] = written.started, self._compared(written)
         started, lines = self.arguments.gates[shape.title]
         self.results.put(gate_start=started)
         for name, cascades, found in lines:
@@ -323,11 +430,12 @@ class WholeEngines(BesideVllm):
         has_experts = shape.num_experts > 0
         return bool(lines) and all(found.is_green(has_experts=has_experts) for _, _, found in lines)
 
-    def _gate(
-        self, place: Path, shape: Shape
-    ) -> tuple[dict[str, Any], list[tuple[str, int, Agreement]]]:
-        """How vLLM started, and for each way in which it wrote: steps in cascade attention, and how far off."""
-        folder = save_small(place / "gate", shape)
+    def _written(self, folder: Path) -> Written | None:
+        """The gate's network in a folder, and what vLLM writes with it; None where the gate is known from a network before."""
+        shape = gate_shape(self.shape)
+        if shape.title in self.arguments.gates:
+            return None
+        save_small(folder, shape)
         asked = Asked(
             str(folder),
             "auto",
@@ -335,28 +443,28 @@ class WholeEngines(BesideVllm):
             (GATE_CROWD,),
             tells_tokens=True,
             has_experts=shape.num_experts > 0,
+            ranks=self.ranks,
         )
         told: list[dict[str, Any]] = []
-        whole_seconds = self.ask_vllm(asked, place, _GATE_SECONDS, told.append)
+        seconds = _GATE_SECONDS + self.more_seconds
+        whole_seconds = self.ask_vllm(asked, folder.parent, seconds, told.append)
         started = {**(told[0]["started"] if told else {}), "whole_seconds": whole_seconds}
-        engine = Engine.load(
-            folder,
-            device=self.arguments.device,
-            dtype=str(self.dtype).removeprefix("torch."),
-            backend=self.arguments.backend,
-            memory_tokens=16384,
-        )
+        return Written(folder, started, told[1:])
+
+    def _compared(self, written: Written) -> list[tuple[str, int, Agreement]]:
+        """For each way in which vLLM wrote: steps in cascade attention, and how far off."""
+        engine = self.engine(written.folder, 16384, "auto")
         found = [
             (
                 line["engine"],
                 line["used"],
                 compare(engine, GATE_CROWD, line["tokens"], line["logprobs"]),
             )
-            for line in told[1:]
+            for line in written.lines
         ]
         del engine
         free(self.device)
-        return started, found
+        return found
 
     def _vllm(self, folder: Path) -> bool:
         """Time it; whether anything came of it."""
@@ -369,10 +477,12 @@ class WholeEngines(BesideVllm):
             profiled=PROFILED,
             spread=STD,
             has_experts=self.shape.num_experts > 0,
+            ranks=self.ranks,
         )
         left = self.seconds_for_vllm
-        if gate_shape(self.shape).title not in self.arguments.gates:
-            left -= _GATE_TAKES
+        is_gated = not self.arguments.ungated
+        if is_gated and gate_shape(self.shape).title not in self.arguments.gates:
+            left -= _GATE_TAKES + self.more_seconds
         whole_seconds = self.ask_vllm(asked, folder.parent, max(1.0, left), self._told)
         started = self.results.content.get("vllm_start", {})
         self.results.put(vllm_start={**started, "whole_seconds": whole_seconds})
@@ -393,7 +503,8 @@ class WholeEngines(BesideVllm):
         """Where a step of vLLM's spends its time, and its longest kernels."""
         by_kind = {"attention": 0.0, "linears": 0.0, "rest": 0.0}
         for name, ms in line["kernels"]:
-            by_kind["attention" if "reshape_and_cache" in name else kind_of(name)] += ms
+            kind = "attention" if "reshape_and_cache" in name else kind_of(name)
+            by_kind[kind] = by_kind.get(kind, 0.0) + ms
         self.results.add(
             "breakdown",
             engine=line["profiled"],
@@ -411,6 +522,8 @@ class WholeEngines(BesideVllm):
             start_seconds=round(self.clock.spent - before, 1),
             python_loop_ms=python_loop_ms(),
         )
+        if engine.facts.about_ranks:
+            self.results.put(about_ranks=engine.facts.about_ranks)
         vocab_size = self.shape.config["vocab_size"]
         for crowd in self.crowds:
             if not self.clock.allows(5):
@@ -601,6 +714,15 @@ def experts_read(engine: Engine, rows: int, measure: Callable[[], Any]) -> float
 
 
 @dataclass(frozen=True)
+class Written:
+    """A small network's folder, how vLLM started with it, and what it wrote, a line for each way."""
+
+    folder: Path
+    started: dict[str, Any]
+    lines: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
 class Agreement:
     """How far two engines' log-probabilities of the same tokens are from each other (natural logarithms)."""
 
@@ -741,7 +863,15 @@ def end_all(process: subprocess.Popen[Any]) -> None:
 def main(words: list[str] | None = None) -> None:
     """Measure the networks that were asked for."""
     options = parser(__doc__, minutes=8.0)
-    options.add_argument("--models", default=",".join(CROWDS))
+    options.add_argument(
+        "--models", default="", help="comma-separated; with --ranks, without experts"
+    )
+    add_ranks(options)
+    options.add_argument(
+        "--ungated",
+        action="store_true",
+        help="with --ranks: leave out the gate for which vLLM starts once more; the file says so",
+    )
     options.add_argument(
         "--outsiders", type=Path, help="folder with vLLM (benchmarks/outsiders.py)"
     )
@@ -750,7 +880,11 @@ def main(words: list[str] | None = None) -> None:
     )
     options.set_defaults(gates={})  # by their titles: networks without experts have one
     arguments = options.parse_args(words)
-    names = names_of(arguments.models, CROWDS, "crowds for")
+    names = networks(arguments, tuple(CROWDS), "crowds for")
+    if arguments.ungated and arguments.ranks == 1:
+        raise InvalidRequest(
+            "--ungated on one GPU: this engine has no other gate there. Leave it out, or give --ranks"
+        )
     clock = Clock(arguments.minutes)  # one for all: the first network has the gate
     for name in names:
         whole = WholeEngines(name, arguments, clock)

@@ -1,9 +1,10 @@
-"""vLLM beside this engine, each as a whole, on one GPU: milliseconds until prompts have their first tokens.
+"""vLLM beside this engine, each as a whole, on one GPU or over several: milliseconds until prompts have their first tokens.
 
     python -m benchmarks.outsiders fetch-vllm FOLDER      where there is a network; then pack, and unpack
     python -m benchmarks.whole_prompts --outsiders FOLDER --minutes 9
     python -m benchmarks.whole_prompts --outsiders FOLDER --models qwen3-8b,gpt-oss-20b-mxfp4 --name two
     python -m benchmarks.whole_prompts --engines manyhands --minutes 2
+    python -m benchmarks.whole_prompts --outsiders FOLDER --models qwen3-8b,qwen3-32b --ranks 2
 
 Steps of writing are in `benchmarks/whole_engines.py`, which has the networks and the way in which vLLM is asked; here is
 what comes before them. All requests are greedy and go on to a few tokens more; each prompt is made of random tokens of
@@ -21,7 +22,10 @@ record, then five times; all times are in the file.
 
 The gate of this engine: the logits behind a situation's prompts against plain torch attention (`benchmarks/prefill.py`); with experts
 also the opinion of the modelling code's routers. A situation whose gate is red is not timed. vLLM's network is not looked at
-here: its tokens are, in the gate of `whole_engines`.
+here: its tokens are, in the gate of `whole_engines`. With `--ranks` each network lies over so many GPUs in both engines, and plain
+attention has not its parts: the gate is that a small network writes over the ranks, behind a prompt longer than the sums that go
+through peers' memory, what it writes on one GPU (`benchmarks/ranks.py`, `same_tokens` in the file, which is `whole_prompts_over_2`). The
+kernels that read long prompts are looked at on one GPU.
 
 What a call on a GPU spends its seconds on is told by `starts`. On an H200 vLLM has taken 70 to 150 s to import and to start, this
 engine 10 to 20; the situations take some 10 s of each, the gate as many. So three networks take some seven minutes, and two of
@@ -44,11 +48,12 @@ from benchmarks.prefill import check_prompts
 from benchmarks.results import Clock, Results, parser
 from benchmarks.start_up import WRITTEN, first_tokens
 from benchmarks.vllm_process import PLAIN, Asked, Crowd, Tokens, come
-from benchmarks.whole_engines import OURS, BesideVllm, names_of
+from benchmarks.whole_engines import OURS, BesideVllm, add_ranks, names_of, networks
 from manyhands.engine.engine import Engine
 from manyhands.model.dummy import STD
 
 MODELS = ("qwen3-8b", "qwen3-30b-a3b", "gpt-oss-20b-mxfp4")
+KNOWN = (*MODELS, "qwen3-32b")
 ENGINES = ("vllm", "manyhands")
 NOT_COUNTED, COUNTED = 2, 5
 
@@ -62,6 +67,8 @@ CROWDS = (*(_at_once(1, length) for length in (1024, 2048, 8192, 16384)), _at_on
 TINY_CROWDS = (_at_once(1, 70, "1 of 70"), _at_once(3, 40, "3 of 40"))
 # Seconds below which vLLM is not started, and behind which it is ended; and those that a situation, with its gate, takes here at most.
 _LEAST_FOR_VLLM, _MOST_FOR_VLLM, _SITUATION = 60.0, 240.0, 10.0
+# Tokens of the prompt behind which ranks write: NCCL adds them up, as those that are timed.
+_LONG = 900
 
 
 class WholePrompts(BesideVllm):
@@ -71,7 +78,7 @@ class WholePrompts(BesideVllm):
         self, name: str, arguments: argparse.Namespace, clock: Clock, results: Results
     ) -> None:
         super().__init__(name, arguments, clock, results)
-        self.its_vllm = f"{PLAIN}, {self.shape.title}"
+        self.its_vllm = f"{PLAIN}, {self.title}"
         self.crowds = TINY_CROWDS if arguments.tiny else CROWDS
         self.turns = NOT_COUNTED + (1 if arguments.tiny else COUNTED)
 
@@ -83,7 +90,9 @@ class WholePrompts(BesideVllm):
             if "vllm" in engines:
                 self._vllm(place)
             if "manyhands" in engines:
-                self._ours(place)
+                with self.over_ranks():
+                    if self.ranks_are_green(_LONG):
+                        self._ours(place)
 
     def _vllm(self, folder: Path) -> None:
         if self.arguments.outsiders is None:
@@ -100,6 +109,7 @@ class WholePrompts(BesideVllm):
             spread=STD,
             has_experts=self.shape.num_experts > 0,
             turns=self.turns,
+            ranks=self.ranks,
         )
         facts: dict[str, Any] = {}
 
@@ -109,7 +119,7 @@ class WholePrompts(BesideVllm):
             else:
                 self._add(**line)
 
-        seconds = min(self.seconds_for_vllm, _MOST_FOR_VLLM)
+        seconds = min(self.seconds_for_vllm, _MOST_FOR_VLLM + self.more_seconds)
         whole_seconds = self.ask_vllm(asked, folder.parent, seconds, take)
         self._started(PLAIN, **facts, whole_seconds=whole_seconds)
 
@@ -119,7 +129,7 @@ class WholePrompts(BesideVllm):
         engine = self.load(folder, 4 * longest + 4096)
         start_seconds = round(self.clock.spent - before, 1)
         for crowd in self.crowds:
-            what = f"{OURS}, {self.shape.title}, {crowd.name}"
+            what = f"{OURS}, {self.title}, {crowd.name}"
             if not self.clock.allows(_SITUATION):
                 self.results.leave_out(what, "the time was over")
                 continue
@@ -134,17 +144,20 @@ class WholePrompts(BesideVllm):
             whole_seconds=round(self.clock.spent - before, 1),
             tokens_of_a_pass=engine.settings.max_tokens_per_pass,
             backend=engine.facts.backend,
+            **({"about_ranks": engine.facts.about_ranks} if engine.facts.about_ranks else {}),
             **recording(engine),
         )
 
     def _gate_is_green(self, engine: Engine, crowd: Crowd) -> bool:
-        """Whether the logits behind a crowd's prompts are right; these are of a turn that is not timed."""
+        """Whether the logits behind a crowd's prompts are right; these are of a turn that is not timed. Ranks were looked at before."""
+        if self.world is not None:
+            return True
         _, prompts = crowd.prompts(self.vocab_size, self.turns)
         gate, alike = check_prompts(engine, list(map(tuple, prompts)))
         is_green = gate.is_green and alike.is_green
         self.results.add(
             "gates" if is_green else "red",
-            model=self.shape.title,
+            model=self.title,
             name=crowd.name,
             gate=asdict(gate),
             most_far_experts=max(alike.far, default=0.0),
@@ -153,7 +166,7 @@ class WholePrompts(BesideVllm):
         return is_green
 
     def _started(self, engine: str, **facts: Any) -> None:
-        self.results.add("starts", model=self.shape.title, engine=engine, **facts)
+        self.results.add("starts", model=self.title, engine=engine, **facts)
 
     def _add(self, **line: Any) -> None:
         """The times of a situation, and of those that count the median and the worst."""
@@ -162,7 +175,7 @@ class WholePrompts(BesideVllm):
             counted = line[f"all_{kind}"][NOT_COUNTED:]
             middle[kind] = round(statistics.median(counted), 3)
             middle[f"{kind}_worst"] = max(counted)
-        self.results.add("prompts", model=self.shape.title, **{**line, **middle})
+        self.results.add("prompts", model=self.title, **{**line, **middle})
 
 
 def _first_tokens(engine: Engine, prompts: Sequence[Tokens], num_tokens: int) -> list[float]:
@@ -173,22 +186,30 @@ def _first_tokens(engine: Engine, prompts: Sequence[Tokens], num_tokens: int) ->
 def main(words: list[str] | None = None) -> None:
     """Measure the networks that were asked for."""
     options = parser(__doc__, minutes=9.0)
-    options.add_argument("--models", default=",".join(MODELS))
+    options.add_argument(
+        "--models",
+        default="",
+        help=f"comma-separated, of {', '.join(KNOWN)}; with --ranks, without experts",
+    )
+    add_ranks(options)
     options.add_argument("--engines", default=",".join(ENGINES), help="those that are timed")
     options.add_argument(
         "--outsiders", type=Path, help="folder with vLLM (benchmarks/outsiders.py)"
     )
     options.add_argument("--name", default="", help="in the file's name, of a part beside others")
     arguments = options.parse_args(words)
-    names = names_of(arguments.models, MODELS, "prompts for")
+    if not arguments.models and arguments.ranks == 1:
+        arguments.models = ",".join(MODELS)
+    names = networks(arguments, KNOWN, "prompts for")
     names_of(arguments.engines, ENGINES, "engine")
     clock = Clock(arguments.minutes)
-    name = f"whole_prompts_{arguments.name}" if arguments.name else "whole_prompts"
-    results = Results(name, arguments, clock)
-    results.put(written=WRITTEN, not_counted=NOT_COUNTED)
+    over = f"_over_{arguments.ranks}" if arguments.ranks > 1 else ""
+    part = f"_{arguments.name}" if arguments.name else ""
+    results = Results(f"whole_prompts{over}{part}", arguments, clock)
+    results.put(ranks=arguments.ranks, written=WRITTEN, not_counted=NOT_COUNTED)
     for name in names:
         whole = WholePrompts(name, arguments, clock, results)
-        with results.surviving(f"the rest of {whole.shape.title}"):
+        with results.surviving(f"the rest of {whole.title}"):
             whole.run()
         free(whole.device)
 

@@ -83,7 +83,7 @@ class Monolithic:
 
 
 class Engine:
-    def __init__(self, folder, weights):
+    def __init__(self, folder, weights, ranks):
         torch.manual_seed(0)
         config = AutoConfig.from_pretrained(folder)
         unpacked = {}
@@ -98,7 +98,8 @@ class Engine:
             for name, weight in self.model.named_parameters():
                 if ".0.mlp.experts." in name:
                     weight.data = weight.data.flip(0)
-        self.engine_core, self.rows, self.runner = Core(self.make), {}, Runner(self.model)
+        self.runners = [Runner(self.model) for _ in range(ranks)]
+        self.engine_core, self.rows, self.runner = Core(self.make), {}, self.runners[0]
         self.vllm_config = Facts(
             cache_config=Facts(num_gpu_blocks=100, block_size=16),
             compilation_config=Facts(cudagraph_mode="FULL", mode=3),
@@ -106,7 +107,8 @@ class Engine:
         )
 
     def collective_rpc(self, function, args=()):
-        return [function(Facts(model_runner=self.runner), *args)]
+        workers = [Facts(model_runner=runner, rank=rank) for rank, runner in enumerate(self.runners)]
+        return [function(worker, *args) for worker in workers]
 
     def add_request(self, name, prompt, wanted):
         tokens = prompt["prompt_token_ids"]
@@ -123,9 +125,11 @@ class Engine:
 
     @torch.inference_mode()
     def make(self):
-        if self.runner.cascade_attn_enabled:
-            self.runner._compute_cascade_attn_prefix_lens()
-        self.runner.execute_model()
+        assert len({runner.cascade_attn_enabled for runner in self.runners}) == 1
+        for runner in self.runners:
+            if runner.cascade_attn_enabled:
+                runner._compute_cascade_attn_prefix_lens()
+            runner.execute_model()
         alike = {}  # rows of one length are one batch
         for row in self.rows.values():
             alike.setdefault(len(row.tokens), []).append(row)
@@ -154,14 +158,26 @@ class Engine:
 
 
 class LLM:
-    def __init__(self, folder, load_format, **choices):
-        self.llm_engine = Engine(folder, load_format)
+    def __init__(self, folder, load_format, tensor_parallel_size, distributed_executor_backend, **choices):
+        assert (tensor_parallel_size > 1) == (distributed_executor_backend == "mp")
+        assert os.environ["NCCL_NVLS_ENABLE"] == "0" and os.environ["VLLM_ALLREDUCE_USE_SYMM_MEM"] == "0"
+        assert os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
+        self.llm_engine = Engine(folder, load_format, tensor_parallel_size)
 """
 
 
 KINDS = """
 class RequestOutputKind:
     DELTA, FINAL_ONLY = 1, 2
+"""
+
+SUMS = """
+from types import SimpleNamespace as Facts
+
+
+def get_tp_group():
+    ways = Facts(ca_comm=Facts(disabled=False), symm_mem_comm=None, pynccl_comm=Facts(disabled=False))
+    return Facts(device_communicator=ways)
 """
 
 TUNED = """

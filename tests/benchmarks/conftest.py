@@ -5,14 +5,17 @@ How fast memory is needs 64 MB to be true, and a sixty-fourth of them to be aske
 
 import gc
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from benchmarks import outsiders
+from manyhands.engine.ranks.world import World
 from manyhands.evaluation import bench
-from tests.benchmarks.another_engine import ANOTHER_ENGINE, KINDS, TUNED
+from tests.benchmarks.another_engine import ANOTHER_ENGINE, KINDS, SUMS, TUNED
 from tests.warm import Warm
 
 
@@ -36,10 +39,25 @@ def another(tmp_path: Path) -> Path:
     experts = place / "model_executor" / "layers" / "fused_moe" / "fused_moe.py"
     experts.parent.mkdir(parents=True)
     experts.write_text(TUNED)
+    sums = place / "distributed" / "parallel_state.py"
+    sums.parent.mkdir()
+    sums.write_text(SUMS)
     return tmp_path / "there"
 
 
 @pytest.fixture
 def warm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its processes begin with torch imported."""
-    monkeypatch.setattr(subprocess, "Popen", Warm)
+    """Its processes begin with torch imported, but for ranks, which are no `python -m`."""
+    usual = subprocess.Popen
+
+    def begin(command: Sequence[str], **how: Any) -> Any:
+        return (Warm if command[1] == "-m" else usual)(command, **how)
+
+    monkeypatch.setattr(subprocess, "Popen", begin)
+
+
+@pytest.fixture
+def red_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that write other tokens than one GPU; none is started for it."""
+    monkeypatch.setattr(World, "start", lambda *_: SimpleNamespace(end=lambda: None))
+    monkeypatch.setattr("benchmarks.whole_engines.writes_the_same", lambda *_: False)

@@ -31,6 +31,7 @@ from benchmarks.whole_engines import OURS, TEAM
 from manyhands.cache.block import Block
 from manyhands.engine.engine import Engine
 from manyhands.engine.loop import run_passes
+from manyhands.engine.ranks.world import World
 from manyhands.errors import InvalidRequest
 from manyhands.evaluation.bench import fill
 from manyhands.model.dummy import STD
@@ -58,7 +59,8 @@ def small_gate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measured(out: Path, *words: str, network: str = "qwen3-8b") -> dict[str, Any]:
-    common = ["--tiny", "--device", "cpu", "--commit", "abc", "--models", network]
+    model = network.removeprefix("over_2_")
+    common = ["--tiny", "--device", "cpu", "--commit", "abc", "--models", model]
     whole_engines.main([*common, "--out", str(out), *words])
     found: dict[str, Any] = json.loads((out / f"whole_engines_{network}.json").read_text())
     return found
@@ -280,7 +282,7 @@ def test_what_lies_between_two_steps_of_this_engine_is_timed(
 def test_crowds_that_do_not_fit_are_halved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     options = ["--out", str(tmp_path), "--device", "cpu"]
     arguments = parser("about", 1.0).parse_args(options)
-    arguments.outsiders, arguments.crowds = None, ""
+    arguments.outsiders, arguments.crowds, arguments.ranks = None, "", 1
     whole = whole_engines.WholeEngines("codellama-7b", arguments, Clock(1.0))
     whole.device = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (80 << 30, 80 << 30))
@@ -291,6 +293,120 @@ def test_crowds_that_do_not_fit_are_halved(monkeypatch: pytest.MonkeyPatch, tmp_
     whole.device = torch.device("cuda")
     whole.halve()  # 61 GB are weights, most of them experts'
     assert {crowd.name: crowd.rows for crowd in whole.crowds}["64 lone, 100 to 1 000"] == 64
+    arguments.ranks = 2  # each has half of the heads
+    whole = whole_engines.WholeEngines("codellama-7b", arguments, Clock(1.0))
+    whole.device = torch.device("cuda")
+    whole.halve()
+    rows = {crowd.name: crowd.rows for crowd in whole.crowds}
+    assert {rows[name] for name in rows if name.startswith("1024")} == {1024}
+
+
+OVER_TWO = ("--ranks", "2")
+
+
+@pytest.mark.usefixtures("small_gate", "warm")
+def test_over_ranks_both_engines_are_timed_behind_two_gates(
+    another: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole_engines, "TINY_CROWDS", (Crowd("8 behind 32", 8, (32, 32), 80),))
+    monkeypatch.setattr(whole_engines, "PROFILED", ("8 behind 32",))
+    found = measured(tmp_path, *OVER_TWO, "--outsiders", str(another), network="over_2_qwen3-8b")
+    assert (found["model"], found["ranks"]) == ("tiny, over 2 GPUs", 2)
+    assert found["same_tokens"]
+    assert [(line["engine"], line["same"]) for line in found["gate"]] == [
+        (PLAIN, 64),
+        (CASCADE, 64),
+    ]
+    assert all(line["mean"] < 1e-3 for line in found["gate"])
+    assert "2 ranks" in found["about_ranks"]
+    for start in (found["vllm_start"], found["gate_start"]):
+        assert (start["ranks"], start["sums"]) == (2, ["its own all-reduce", "NCCL"])
+    assert {line["engine"] for line in found["cells"]} == {OURS, TEAM, PLAIN, CASCADE}
+    assert "left_out" not in found
+    assert [path.name for path in tmp_path.glob("*.json")] == ["whole_engines_over_2_qwen3-8b.json"]
+    monkeypatch.setattr(performance, "RESULTS", tmp_path)
+    row = engine_tables.whole_engines().splitlines()[2][2:-2].split(" | ")
+    assert row[:2] == ["tiny, over 2 GPUs", "8 behind 32"]
+    assert row[-2].endswith(" ×")
+
+
+@pytest.mark.usefixtures("small_gate", "warm", "red_ranks")
+def test_ranks_that_write_other_tokens_are_not_timed(another: Path, tmp_path: Path) -> None:
+    """Nor does vLLM start once more for a gate that was not wanted, and the file says so."""
+    words = (*OVER_TWO, "--ungated", "--outsiders", str(another))
+    found = measured(tmp_path, *words, network="over_2_qwen3-8b")
+    assert not found["same_tokens"]
+    assert {line["engine"] for line in found["cells"]} == {PLAIN}
+    assert "gate_start" not in found
+    assert found["left_out"] == [
+        {"what": "the gate of both engines", "why": "it was not wanted (--ungated)"},
+        {
+            "what": f"{OURS}, tiny, over 2 GPUs",
+            "why": "the gate is red: the ranks write other tokens",
+        },
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (
+            "--ranks 2 --models qwen3-8b,qwen3-30b-a3b",
+            "qwen3-30b-a3b: random weights.*Give networks without experts: qwen3-8b",
+        ),
+        ("--ranks 0", "--ranks is 0"),
+        ("--ranks 2 --device cuda", "2 ranks need 2 GPUs, and 1 are here"),
+        ("--ungated", "--ungated on one GPU"),
+    ],
+)
+def test_what_ranks_cannot_have_is_refused_before_anything_starts(
+    words: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(InvalidRequest, match=why):
+        whole_engines.main(
+            ["--tiny", "--device", "cpu", "--out", str(tmp_path), "--commit", "abc", *words.split()]
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_environment_of_ranks_is_not_that_of_vllm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL is told how this engine records, and no other engine may be told so."""
+    words = ["--out", str(tmp_path), "--device", "cpu", "--tiny"]
+    arguments = parser("about", 1.0).parse_args(words)
+    arguments.outsiders, arguments.crowds, arguments.ranks = None, "", 2
+    whole = whole_engines.WholeEngines("qwen3-8b", arguments, Clock(1.0))
+    name, ended = "NCCL_GRAPH_MIXING_SUPPORT", []
+    monkeypatch.delenv(name, raising=False)
+
+    def start(*_: Any) -> Any:
+        os.environ[name] = "0"
+        return SimpleNamespace(end=lambda: ended.append(1))
+
+    monkeypatch.setattr(World, "start", start)
+    with whole.over_ranks():
+        assert os.environ[name] == "0"
+    assert ended == [1]
+    assert name not in os.environ
+    assert whole.world is None
+
+
+def test_of_vllms_kernels_its_sums_are_told_apart(tmp_path: Path) -> None:
+    arguments = parser("about", 1.0).parse_args(["--out", str(tmp_path), "--device", "cpu"])
+    arguments.crowds, arguments.ranks = "", 2
+    whole = whole_engines.WholeEngines("qwen3-8b", arguments, Clock(1.0))
+    kernels = [
+        ["void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>", 0.5],
+        ["ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 0.25],
+        ["nvjet_tst_64x8", 2.0],
+        ["reshape_and_cache_flash_kernel", 0.125],
+    ]
+    whole._told({"profiled": PLAIN, "name": "16 behind 1 k", "steps": 12, "kernels": kernels})
+    (line,) = whole.results.content["breakdown"]
+    told = [line[f"ms_{kind}"] for kind in ("collectives", "linears", "attention", "rest")]
+    assert told == [0.75, 2.0, 0.125, 0.0]
 
 
 def test_crowds_are_chosen_by_parts_of_their_names(tmp_path: Path) -> None:
@@ -329,12 +445,16 @@ def test_weights_are_filled_as_this_engine_fills_them() -> None:
         }
     )
     runner = SimpleNamespace(get_model=lambda: network)
-    vllm_process.fill(SimpleNamespace(model_runner=runner), 0.02, 1.0)
+    vllm_process.fill(SimpleNamespace(model_runner=runner, rank=0), 0.02, 1.0)
     found = {name: (float(w.mean()), float(w.std())) for name, w in network.state_dict().items()}
     assert found["embed_tokens.weight"][1] == pytest.approx(1.0, rel=0.1)
     assert found["layer.weight"][1] == pytest.approx(0.02, rel=0.1)
+    first = float(network.state_dict()["layer.weight"][0, 0])
     assert found["norm.weight"] == (1.0, 0.0)
     assert found["layer.bias"] == found["norm.bias"] == (0.0, 0.0)
+    vllm_process.fill(SimpleNamespace(model_runner=runner, rank=1), 0.02, 1.0)
+    # As each rank of this engine has its own.
+    assert float(network.state_dict()["layer.weight"][0, 0]) != first
 
 
 def test_experts_in_mxfp4_are_filled_with_bits_of_the_same_spread() -> None:
@@ -355,7 +475,7 @@ def test_experts_in_mxfp4_are_filled_with_bits_of_the_same_spread() -> None:
     kept = torch.nn.Parameter(torch.full((4,), 7, dtype=torch.uint8), requires_grad=False)
     network.register_parameter("w13_weight_scale", kept)
     runner = SimpleNamespace(get_model=lambda: network)
-    vllm_process.fill(SimpleNamespace(model_runner=runner), STD, 1.0)
+    vllm_process.fill(SimpleNamespace(model_runner=runner, rank=0), STD, 1.0)
     assert kept.tolist() == [7] * 4
     for name in ("w13", "w2"):
         bits = getattr(network, f"{name}_weight").storage.data

@@ -21,6 +21,7 @@ from benchmarks import (
     engine_tables,
     performance,
     prefill,
+    ranks,
     vllm_process,
     whole_engines,
     whole_prompts,
@@ -31,6 +32,7 @@ from benchmarks.start_up import first_tokens
 from benchmarks.vllm_process import PLAIN, Asked, Crowd, Watched, come
 from benchmarks.whole_engines import OURS
 from manyhands.errors import InvalidRequest
+from manyhands.model.parallel.finding import PLACES
 from tests.engine.small import NUM_IDS, small_engine
 from tests.warm import Warm
 
@@ -98,6 +100,44 @@ def test_one_engine_alone_is_timed_into_a_file_of_its_own(tmp_path: Path) -> Non
     }.items():
         with pytest.raises(InvalidRequest, match=why):
             measured(tmp_path, *wrong)
+
+
+@pytest.mark.usefixtures("soon", "warm")
+def test_over_ranks_both_engines_are_timed_into_a_file_of_its_own(
+    another: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+    usual = ranks.writes_the_same
+
+    def writes_the_same(world: Any, arguments: Any, length: int) -> bool:
+        lengths.append(length)
+        return usual(world, arguments, length)
+
+    monkeypatch.setattr(whole_engines, "writes_the_same", writes_the_same)
+    words = ("--ranks", "2", "--outsiders", str(another), "--models", "qwen3-8b")
+    found = measured(tmp_path, *words, file="whole_prompts_over_2")
+    assert "left_out" not in found
+    assert (found["ranks"], found["same_tokens"]) == (2, True)
+    (length,) = lengths
+    assert length > PLACES  # longer than a sum through peers' memory
+    told = [(line["model"], line["engine"], line["name"]) for line in found["prompts"]]
+    assert told == [("tiny, over 2 GPUs", engine, n) for engine in (PLAIN, OURS) for n in NAMES]
+    theirs, ours = found["starts"]
+    assert (theirs["ranks"], theirs["sums"]) == (2, ["its own all-reduce", "NCCL"])
+    assert "2 ranks" in ours["about_ranks"]
+    monkeypatch.setattr(performance, "RESULTS", tmp_path)
+    assert engine_tables.whole_prompts().splitlines()[2].startswith("| tiny, over 2 GPUs |")
+
+
+@pytest.mark.usefixtures("red_ranks")
+def test_ranks_that_write_other_tokens_are_not_timed(tmp_path: Path) -> None:
+    words = ("--ranks", "2", "--engines", "manyhands", "--models", "qwen3-8b")
+    found = measured(tmp_path, *words, file="whole_prompts_over_2")
+    assert "prompts" not in found
+    why = "the gate is red: the ranks write other tokens"
+    assert found["left_out"] == [{"what": f"{OURS}, tiny, over 2 GPUs", "why": why}]
+    with pytest.raises(InvalidRequest, match="Give networks without experts: qwen3-8b, qwen3-32b"):
+        measured(tmp_path, "--ranks", "2", "--models", "gpt-oss-20b-mxfp4")
 
 
 @pytest.mark.parametrize("wrong", ["logits", "experts"])
