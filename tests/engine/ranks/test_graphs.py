@@ -255,6 +255,24 @@ def test_what_one_rank_has_no_memory_to_spare_for_is_recorded_by_none(
     assert ours.recorded == theirs.recorded == (3 if short is None else 2)
 
 
+def test_a_wide_recording_that_a_plan_has_asked_for_before_keeps_its_number(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made a second time it would have a number that no recording has on the other rank."""
+    monkeypatch.setattr(capacities, "kinds_ahead", lambda most, tiling: [(2, Wide.SMALL)])
+    monkeypatch.setattr(capacities, "uncommon_capacities", lambda tiling: [])
+    expected = small_engine().run(walking(a_team_of(2), 6, {4: 3})).text
+    two = TwoRanks(small, (Again(), Again()))
+    assert two.engine.run(walking(a_team_of(2), 6, {4: 3})).text == expected
+    executor: Any = two.engine.executor
+    (own,) = executor.passes._graphs
+    monkeypatch.setattr(capacities, "wide_capacity", lambda *_: own)
+    two.engine.get_ready()
+    assert two.engine.run(walking(a_team_of(2), 6, {4: 3})).text == expected
+    ours, theirs = two.end()
+    assert ours.recorded == theirs.recorded == 1
+
+
 class NoBuffer(Again):
     def host_buffer(self, rows: int, size: int) -> torch.Tensor:
         raise torch.OutOfMemoryError("no room")
