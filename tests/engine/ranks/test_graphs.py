@@ -19,6 +19,7 @@ from tests.model.families_zoo import NO_TOKENIZER
 
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
+from manyhands.attention.prepared import Prepared
 from manyhands.attention.triton_backend import TritonBackend
 from manyhands.cache.pages import Move
 from manyhands.engine import capacities, graphs
@@ -137,8 +138,24 @@ def test_recordings_are_replayed_by_both(small: Path) -> None:
     assert recorders[0].num_replays == recorders[1].num_replays > 0
 
 
-def test_passes_of_a_crowd_are_begun_ahead_on_both(small: Path) -> None:
+def noted_integers(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[torch.Tensor]]:
+    """The integers by which each thread's recordings are made and repeated, tokens that were handed over included."""
+    found: dict[int, list[torch.Tensor]] = {}
+    prepared: Any = Prepared
+
+    def noting(integers: torch.Tensor, *args: Any) -> Any:
+        found.setdefault(threading.get_ident(), []).append(integers.clone())
+        return prepared(integers, *args)
+
+    monkeypatch.setattr(graphs, "Prepared", noting)
+    return found
+
+
+def test_passes_of_a_crowd_are_begun_ahead_on_both(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows whose steps turn elsewhere at some passes: what was begun is fed by rank 0's device, in vain now and then."""
+    integers = noted_integers(monkeypatch)
     alone = small_engine()
     expected = [alone.run(each) for each in turning()]
     recorders = Again(), Again()
@@ -151,6 +168,9 @@ def test_passes_of_a_crowd_are_begun_ahead_on_both(small: Path) -> None:
     assert ours.in_vain > 0
     assert ours.replayed + ours.followed > 6, "most were recorded"
     assert recorders[0].num_replays == recorders[1].num_replays > 0
+    both = list(integers.values())
+    assert list(map(len, both)) == [recorders[0].num_replays + ours.recorded] * 2
+    assert all(torch.equal(one, other) for one, other in zip(*both, strict=True))
 
 
 def test_control_a_rank_that_is_not_handed_the_tokens_is_noticed(
