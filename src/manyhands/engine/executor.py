@@ -622,6 +622,7 @@ class LocalExecutor:
     @torch.inference_mode()
     def record_ahead(self, told: Callable[[int, int], None]) -> None:
         """See `Executor.record_ahead`."""
+        self._check_place()
         self.passes.record_ahead(self.facts.page_size, told, self._most_tokens)
         size = 1, self.facts.vocab_size
         get_ready(torch.zeros(size, dtype=self.adapter.dtype, device=self.adapter.device))

@@ -548,7 +548,9 @@ class GraphedPasses(Passes):
                         lambda done, whole: told(done, whole + num_wide),
                     )
                     num_compiled, at_once = kernels.num_noted, False
-                if (graph := self._record(page_size, capacity)) is not None:
+                # A plan may have asked for the very same one before.
+                graph = self._graphs.get(capacity) or self._record(page_size, capacity)
+                if graph is not None:
                     self._ahead[kind] = graph
         if self.trouble is not None:
             uncommon = []

@@ -31,7 +31,7 @@ from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.engine.past import Past
 from manyhands.engine.run import Queues, Run, RunState
-from manyhands.errors import InvalidRequest, ManyhandsError, OutOfMemory
+from manyhands.errors import InvalidRequest, ManyhandsError, OutOfMemory, RanksFailed
 
 Rebuild = Callable[[Past, Collection[Block]], None]
 _MARGIN = 16  # a run comes back if a 16th of the memory stays free: else it left in the next pass
@@ -235,6 +235,8 @@ class Preemption:
                 self.rebuild(run.past, blocks)
         except ManyhandsError as error:
             self.pool.evict(blocks, run.strips)
+            if isinstance(error, RanksFailed):
+                raise  # not one run's own error: no run can have another pass
             problem = error.with_traceback(None)  # its way through the engine would hold blocks
         except BaseException:
             self.pool.evict(blocks, run.strips)

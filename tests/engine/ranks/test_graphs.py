@@ -19,6 +19,7 @@ from tests.model.families_zoo import NO_TOKENIZER
 
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
+from manyhands.attention.prepared import Prepared
 from manyhands.attention.triton_backend import TritonBackend
 from manyhands.cache.pages import Move
 from manyhands.engine import capacities, graphs
@@ -137,8 +138,24 @@ def test_recordings_are_replayed_by_both(small: Path) -> None:
     assert recorders[0].num_replays == recorders[1].num_replays > 0
 
 
-def test_passes_of_a_crowd_are_begun_ahead_on_both(small: Path) -> None:
+def noted_integers(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[torch.Tensor]]:
+    """The integers by which each thread's recordings are made and repeated, tokens that were handed over included."""
+    found: dict[int, list[torch.Tensor]] = {}
+    prepared: Any = Prepared
+
+    def noting(integers: torch.Tensor, *args: Any) -> Any:
+        found.setdefault(threading.get_ident(), []).append(integers.clone())
+        return prepared(integers, *args)
+
+    monkeypatch.setattr(graphs, "Prepared", noting)
+    return found
+
+
+def test_passes_of_a_crowd_are_begun_ahead_on_both(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows whose steps turn elsewhere at some passes: what was begun is fed by rank 0's device, in vain now and then."""
+    integers = noted_integers(monkeypatch)
     alone = small_engine()
     expected = [alone.run(each) for each in turning()]
     recorders = Again(), Again()
@@ -151,6 +168,9 @@ def test_passes_of_a_crowd_are_begun_ahead_on_both(small: Path) -> None:
     assert ours.in_vain > 0
     assert ours.replayed + ours.followed > 6, "most were recorded"
     assert recorders[0].num_replays == recorders[1].num_replays > 0
+    both = list(integers.values())
+    assert list(map(len, both)) == [recorders[0].num_replays + ours.recorded] * 2
+    assert all(torch.equal(one, other) for one, other in zip(*both, strict=True))
 
 
 def test_control_a_rank_that_is_not_handed_the_tokens_is_noticed(
@@ -253,6 +273,24 @@ def test_what_one_rank_has_no_memory_to_spare_for_is_recorded_by_none(
     assert passes.passes.trouble is None
     ours, theirs = two.end()
     assert ours.recorded == theirs.recorded == (3 if short is None else 2)
+
+
+def test_a_wide_recording_that_a_plan_has_asked_for_before_keeps_its_number(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made a second time it would have a number that no recording has on the other rank."""
+    monkeypatch.setattr(capacities, "kinds_ahead", lambda most, tiling: [(2, Wide.SMALL)])
+    monkeypatch.setattr(capacities, "uncommon_capacities", lambda tiling: [])
+    expected = small_engine().run(walking(a_team_of(2), 6, {4: 3})).text
+    two = TwoRanks(small, (Again(), Again()))
+    assert two.engine.run(walking(a_team_of(2), 6, {4: 3})).text == expected
+    executor: Any = two.engine.executor
+    (own,) = executor.passes._graphs
+    monkeypatch.setattr(capacities, "wide_capacity", lambda *_: own)
+    two.engine.get_ready()
+    assert two.engine.run(walking(a_team_of(2), 6, {4: 3})).text == expected
+    ours, theirs = two.end()
+    assert ours.recorded == theirs.recorded == 1
 
 
 class NoBuffer(Again):

@@ -7,13 +7,17 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Pipe
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed import distributed_c10d
 
+from manyhands.engine.ranks import executor as executor_of_ranks
 from manyhands.engine.ranks import follower as follower_of_ranks
 from manyhands.engine.ranks import world as world_of_ranks
 from manyhands.engine.ranks.channel import FirstEnd, OtherEnd, Verb
@@ -155,6 +159,115 @@ def test_a_group_of_somebody_else_is_left_alone(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(InvalidRequest, match="in use in this process already"):
         World([ours], "cpu")
     assert set_to == []
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), LOST])
+def test_an_error_inside_of_other_work_that_is_passed_over_ends_all(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a strategy does while a pass is made is suppressed: the others, left in the midst of it, would hear the next verb."""
+    world, theirs = a_world(monkeypatch)
+    while theirs.poll():
+        theirs.recv_bytes()
+    told = list[str]()
+
+    def work() -> None:
+        with world.whole():
+            with suppress(Exception), world.whole():
+                world.told.tell(Verb.REPLAY)
+                raise error
+            with suppress(OSError):
+                world.told.tell(Verb.MOVE)
+                told.append("more")
+
+    with pytest.raises(RanksFailed, match=str(error)):
+        work()
+    assert told == []
+    with pytest.raises(RanksFailed, match=str(error)), world.whole():
+        pass
+
+
+def test_an_error_of_ours_inside_of_other_work_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, _ = a_world(monkeypatch)
+    with world.whole(), suppress(InvalidRequest), world.whole():
+        raise InvalidRequest("the network was converted")
+    with world.whole():
+        world.told.tell(Verb.MOVE)
+
+
+def test_work_of_another_thread_is_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits."""
+    world, _ = a_world(monkeypatch)
+    order = list[str]()
+
+    def beside() -> None:
+        with world.whole():
+            order.append("the other's work")
+
+    thread = threading.Thread(target=beside)
+    with world.whole():
+        thread.start()
+        time.sleep(0.1)
+        order.append("this work")
+    thread.join()
+    assert order == ["this work", "the other's work"]
+
+
+def test_close_waits_for_the_verb_of_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, _ = a_world(monkeypatch)
+    executor: Any = object.__new__(RankedExecutor)
+    executor.world = world
+    closing = threading.Thread(target=executor.close)
+    with world.whole():
+        closing.start()
+        time.sleep(0.1)
+        world.told.tell(Verb.MOVE)
+    closing.join()
+
+
+def test_a_load_that_is_interrupted_ends_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their answers would be taken for those to the next load."""
+    world, _ = a_world(monkeypatch)
+
+    def struck(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(executor_of_ranks, "load_part", struck)
+    with pytest.raises(KeyboardInterrupt):
+        RankedExecutor.on(world, ModelSettings("no model", device="cpu"))
+    with pytest.raises(RanksFailed, match="ended already"):
+        world.check()
+
+
+def test_a_network_of_uneven_numbers_is_a_lost_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others wait in the midst of the pass that failed here: it was an error of ours, and they were left there."""
+    executor: Any = object.__new__(RankedExecutor)
+    executor.adapter = SimpleNamespace(
+        model=nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
+    )
+    executor.passes = SimpleNamespace(
+        run=lambda plan, targets: executor.adapter.model(torch.ones(2))
+    )
+    with pytest.raises(RanksFailed, match="part is of other numbers"):
+        executor._passed(None)
+
+
+def test_ranks_that_are_lost_while_a_run_comes_back_are_no_runs_own_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = small_engine(320, overcommit=4)
+
+    def lost(*args: Any, **kwargs: Any) -> Any:
+        raise LOST
+
+    monkeypatch.setattr(engine.executor, "write_keys", lost)
+    runs = [engine.submit(counting(tuple(range(3, 9 + n)), 20 + 2 * n)) for n in range(12)]
+    with pytest.raises(RanksFailed, match="rank 1 of 2 has ended"):
+        any(not engine.step() for _ in range(400))
+    assert engine.num_preemptions > 0
+    assert not any(isinstance(run.outcome, RanksFailed) for run in runs)
 
 
 class Recorded(Passes):

@@ -17,12 +17,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from manyhands.cache.block import Block
 from manyhands.cache.pages import Move
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
 from manyhands.cli.options import SolveOptions
 from manyhands.engine.engine import Engine
+from manyhands.engine.executor import Places
 from manyhands.engine.passes import Passes
 from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.world import LONGEST_END, World
@@ -31,6 +36,7 @@ from manyhands.model.parallel.cuts import WHOLE
 from manyhands.model.settings import ModelSettings
 from manyhands.prompts import BranchPrompt
 from manyhands.replay.forward import merge_trace
+from manyhands.replay.merged import merge_passes
 from manyhands.replay.trace import parse_trace
 from manyhands.strategies.base import Strategy
 from manyhands.strategies.branches import branches
@@ -221,6 +227,48 @@ def test_what_cannot_be_loaded_is_said_and_the_ranks_stay(
     with pytest.raises(InvalidRequest, match="cache on disk"):
         ranked(world, small, cache=str(tmp_path))
     assert ranked(world, small, memory_tokens=512).run(counting(PROMPT, 3)).text
+
+
+@pytest.mark.parametrize("verb", ["replay", "write_keys", "record_ahead"])
+def test_a_converted_network_is_said_before_the_others_are_told(
+    verb: str, world: World, small: Path
+) -> None:
+    """They would wait in the midst of it, and their next sum would meet another one of rank 0's."""
+    two = ranked(world, small, memory_tokens=512, check_ranks=True)
+    expected = two.run(counting(PROMPT, 3)).text
+    merged = merge_passes([Step([Row(View([Block()]), (1, 2, 3))])], 3)
+    executor = executor_of(two)
+    at = np.arange(3)
+    ask: dict[str, Callable[[], object]] = {
+        "replay": lambda: executor.replay(merged),
+        "write_keys": lambda: executor.write_keys(merged, at, Places(at, at)),
+        "record_ahead": two.get_ready,
+    }
+    executor.adapter.model.double()
+    with pytest.raises(InvalidRequest, match="moved or converted"):
+        ask[verb]()
+    executor.adapter.model.float()
+    assert two.run(counting(PROMPT, 3)).text == expected
+
+
+def test_verbs_of_two_threads_are_made_one_after_the_other(world: World, small: Path) -> None:
+    """The others hear of one rank 0; what one of two threads told in the midst of the other's verb was taken for a part of it."""
+    two = ranked(world, small, memory_tokens=2048, check_ranks=True)
+    expected = two.run(counting(PROMPT, 12)).text
+    ended, found = threading.Event(), set[str]()
+
+    def asks() -> None:
+        while not ended.is_set():
+            found.add(two.executor.fingerprint())
+
+    beside = threading.Thread(target=asks)
+    beside.start()
+    try:
+        assert two.run(counting(PROMPT, 12)).text == expected
+    finally:
+        ended.set()
+        beside.join()
+    assert found == {two.executor.fingerprint()}
 
 
 # -- interrupts and ends -----------------------------------------------------------------------------

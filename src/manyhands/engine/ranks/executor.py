@@ -30,6 +30,7 @@ from manyhands.cache.step import Choice
 from manyhands.cache.tally import Weighing
 from manyhands.engine.executor import Kept, LocalExecutor, Network, Places
 from manyhands.engine.lookahead import Ahead
+from manyhands.engine.passes import PassOutcome
 from manyhands.engine.ranks.channel import Verb, ints_of
 from manyhands.engine.ranks.launched import num_ranks
 from manyhands.engine.ranks.packing import pack_merged, pack_moves
@@ -69,7 +70,23 @@ class RankedExecutor(LocalExecutor):
     def on(
         cls, world: World, settings: ModelSettings, *, downloads: bool = False
     ) -> tuple[Self, Any]:
-        """Load the model on ranks that are there; an earlier model of theirs is let go."""
+        """Load the model on ranks that are there; an earlier model of theirs is let go.
+
+        Errors of ours leave the ranks there for another one. Any other, such as an interrupt, ends them: their answers would be taken
+        for those to the next model.
+        """
+        try:
+            return cls._on(world, settings, downloads=downloads)
+        except ManyhandsError:
+            raise
+        except BaseException:
+            world.end()
+            raise
+
+    @classmethod
+    def _on(
+        cls, world: World, settings: ModelSettings, *, downloads: bool = False
+    ) -> tuple[Self, Any]:
         if not isinstance(settings.model, str | Path):
             raise InvalidRequest(
                 "a network that is built already cannot be cut over several ranks",
@@ -114,8 +131,11 @@ class RankedExecutor(LocalExecutor):
         return executor, network.tokenizer
 
     def close(self) -> None:
-        """Let the other ranks go, and with them their memory; the executor cannot be used any more."""
-        self.world.end()
+        """Let the other ranks go, and with them their memory; the executor cannot be used any more.
+
+        From any thread: a verb that is under way is done before.
+        """
+        self.world.close()
 
     def run(
         self,
@@ -151,6 +171,13 @@ class RankedExecutor(LocalExecutor):
         with self.world.whole():
             return super().go_on(rows, choices, lookahead=lookahead, weighing=weighing, ahead=ahead)
 
+    def _passed(self, plan: Plan, targets: Targets | None = None) -> PassOutcome:
+        """See `LocalExecutor`. The pass of a network of uneven numbers was told: other ranks wait in its midst, so RanksFailed."""
+        try:
+            return super()._passed(plan, targets)
+        except InvalidRequest as error:
+            raise RanksFailed(f"rank 0: {error}", hint=error.hint) from error
+
     def record_ahead(self, told: Callable[[int, int], None]) -> None:
         """See `Executor.record_ahead`."""
         with self.world.whole():
@@ -178,6 +205,7 @@ class RankedExecutor(LocalExecutor):
         """See `Executor.write_keys`. Without room for the forward the ranks cannot go on: RanksFailed."""
         assert states is None, "a network that keeps states is not cut over ranks"
         with self.world.whole():
+            self._check_place()  # an error of ours is raised before the others are told
             where = (*places, *(found or ()))
             self.world.told.tell(Verb.WRITE_KEYS, *pack_merged(merged), tokens, *where)
             try:
@@ -188,6 +216,7 @@ class RankedExecutor(LocalExecutor):
     def replay(self, merged: Merged, rows: Sequence[int] | None = None) -> Tensor:
         """See `Executor.replay`."""
         with self.world.whole():
+            self._check_place()
             wanted = [] if rows is None else [np.array(rows, dtype=np.int64)]
             self.world.told.tell(Verb.REPLAY, *pack_merged(merged), *wanted)
             return super().replay(merged, rows)

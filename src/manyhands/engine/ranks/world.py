@@ -36,6 +36,7 @@ import torch
 import torch.distributed as dist
 
 from manyhands import errors
+from manyhands.engine.one_process import check_process
 from manyhands.engine.ranks.channel import FirstEnd, OtherEnd, Verb, ints_of
 from manyhands.engine.ranks.group import (
     Store,
@@ -81,6 +82,8 @@ class World:
         self._ends: list[tuple[int, str]] = []  # which ranks ended and how, the first one first
         self._is_ended = False
         self._in_verb = threading.Event()
+        # What two threads tell at a time the others would hear as one.
+        self._one_thread = threading.RLock()
         self._aborting: threading.Thread | None = None
         self._starting_abort = threading.Lock()
         self._has_ended = threading.Event()  # `end` is over
@@ -120,18 +123,21 @@ class World:
         """The work of all ranks inside is done as a whole: interrupts wait, and an error ends all.
 
         Errors of ours are raised when the ranks have done the same; they may be asked again. Raises RanksFailed. Work inside of
-        other work is a part of it: while the tokens of a pass are chosen, the next one is planned, and carries keys.
+        other work is a part of it: while the tokens of a pass are chosen, the next one is planned, and carries keys. Work of another
+        thread is none: it waits.
         """
-        if self._in_verb.is_set():
-            yield
-            return
-        self.check()
-        with held_back():
+        check_process(self._process, "a model over several ranks")
+        with held_back(), self._one_thread:
+            if self._in_verb.is_set():
+                with self._part():
+                    yield
+                return
+            self.check()
             self._in_verb.set()
             try:
                 yield
             except RanksFailed as error:
-                self.lost = self.lost or str(error)
+                self._lose_by(error)
                 _empty_frames(error)
                 self.end()
                 raise
@@ -142,8 +148,7 @@ class World:
                 self.end()  # logits that are no numbers, say, of a sum that was given up
                 raise self._failure() from error
             except BaseException as error:
-                reason = self._settled() or f"rank 0 failed: {type(error).__name__}: {error}"
-                self.lost = self.lost or reason
+                self._lose_by(error)
                 _empty_frames(error)
                 self.end()
                 raise self._failure() from error
@@ -152,6 +157,28 @@ class World:
             if self.lost is not None:  # a sum that was given up leaves no numbers
                 self.end()
                 raise self._failure()
+
+    @contextmanager
+    def _part(self) -> Iterator[None]:
+        """Work inside of other work. Whatever stands between them may pass over its error, as over those of a strategy's own function
+        (`Step.meanwhile`); the other ranks wait in the midst of it then, and are told no more until the work around it ends them.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, ManyhandsError) and not isinstance(error, RanksFailed):
+                raise
+            self._lose_by(error)
+            self.told.close()
+            raise
+
+    def _lose_by(self, error: BaseException) -> None:
+        """An error ends all ranks: its own words, unless one of them was gone before."""
+        if isinstance(error, RanksFailed):
+            self.lost = self.lost or str(error)
+        else:
+            reason = self._settled() or f"rank 0 failed: {type(error).__name__}: {error}"
+            self.lost = self.lost or reason
 
     def check(self) -> None:
         """Raise RanksFailed if a rank is gone."""
@@ -177,6 +204,13 @@ class World:
                 raise kind(f"rank {rank}: {said['refused']}", hint=said["hint"])
         return [found[rank] for rank in sorted(found)]
 
+    def close(self) -> None:
+        """End, when the work that another thread has under way is done; see `end`."""
+        if os.getpid() != self._process:  # the thread that has the lock may not be there
+            return
+        with self._one_thread:
+            self.end()
+
     def end(self) -> None:
         """Let all others go; called twice it does the same as once. Longer than `LONGEST_END`, and the process ends.
 
@@ -197,8 +231,7 @@ class World:
         else:
             gc.collect()  # recordings in a circle of references
             self._abort()
-        for pipe in self.told.pipes:
-            pipe.close()
+        self.told.close()
         if self.processes is not None:
             self.processes.end()
         if self._aborting is not None:
