@@ -82,7 +82,7 @@ class World:
         self._ends: list[tuple[int, str]] = []  # which ranks ended and how, the first one first
         self._is_ended = False
         self._in_verb = threading.Event()
-        # What two threads tell at a time the others would hear as one.
+        # Words that two threads tell at a time would be heard as one.
         self._one_thread = threading.RLock()
         self._aborting: threading.Thread | None = None
         self._starting_abort = threading.Lock()
