@@ -45,9 +45,20 @@ def held_back() -> Iterator[None]:
                 signal.signal(number, lambda *what: came.append(what))
         yield
     finally:
-        for number, handler in before.items():
+        try:
+            _put_back(list(before.items()))
+        finally:
+            _handle(came, before)
+
+
+def _put_back(handlers: Sequence[tuple[int, Callable[..., Any]]]) -> None:
+    """Put these back, also where a signal strikes one of them that is back already."""
+    if handlers:
+        (number, handler), *rest = handlers
+        try:
             signal.signal(number, handler)
-        _handle(came, before)
+        finally:
+            _put_back(rest)
 
 
 def _handle(came: _Came, handlers: Mapping[int, Callable[..., Any]]) -> None:

@@ -179,6 +179,39 @@ def test_all_that_came_is_handled_also_behind_a_handler_that_raises() -> None:
     assert came == [*names]
 
 
+def test_a_signal_that_comes_while_handlers_are_put_back_leaves_none_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C twice: the second strikes as soon as its handler is back, in front of the other one's."""
+    came: list[int] = []
+    put, order = signal.signal, [signal.SIGINT, signal.SIGTERM]
+    own = dict.fromkeys(order, lambda number, frame: came.append(number))
+    own[signal.SIGINT] = signal.default_int_handler
+    before = [put(number, handler) for number, handler in own.items()]
+
+    def strike(number: signal.Signals, handler: Any) -> Any:
+        was = put(number, handler)
+        if handler is signal.default_int_handler:
+            signal.raise_signal(signal.SIGINT)
+        return was
+
+    def ended() -> None:
+        with held_back():
+            monkeypatch.setattr(signal, "signal", strike)
+            signal.raise_signal(signal.SIGTERM)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ended()
+        monkeypatch.undo()
+        assert came == [signal.SIGTERM]
+        assert signal.getsignal(signal.SIGTERM) is own[signal.SIGTERM]
+    finally:
+        monkeypatch.undo()
+        for number, handler in zip(own, before, strict=True):
+            put(number, handler)
+
+
 def test_an_error_of_a_verb_is_not_lost_behind_an_interrupt() -> None:
     def interrupted() -> None:
         with held_back():
