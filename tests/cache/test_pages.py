@@ -369,6 +369,28 @@ TestPages = Pages.TestCase
 TestPages.settings = settings(
     max_examples=examples(60, of=120), stateful_step_count=40, deadline=None
 )
+
+
+def test_nothing_is_joined_behind_an_empty_block() -> None:
+    """Its room for a copy goes back with a step that fails, and what lay behind it would go, too."""
+    pool = PagePool(ROOMY, PAGE_SIZE)
+    marker, desk, text = Block("marker"), Block("desk"), Block("text")
+    pool.reserve([(marker, 1), (text, 1)])
+    marker.tokens.append(1)
+    text.tokens.append(2)
+    pool.leave_room(desk, marker, 1)
+    for block in (desk, text):
+        block.freeze()
+    before = pool.place(text)
+    assert pool.join(text, desk) is None
+    other = Block("other")
+    pool.promise([(other, 1)])
+    other.tokens.append(3)
+    pool.take_back()
+    assert pool.place(text) is before
+    assert len(before.strip.pages) == 1
+
+
 TestPagesAndCopies = PagesAndCopies.TestCase
 TestPagesAndCopies.settings = settings(
     max_examples=examples(40, of=70), stateful_step_count=50, deadline=None

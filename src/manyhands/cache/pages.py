@@ -420,14 +420,17 @@ class PagePool:
         in_front = here.strip.front or here.strip.awaited
         front = in_front.size if in_front else 0
         alone = here.strip.num_blocks == 1 and here.strip.num_tokens == front + size
-        if here.strip is there.strip or not alone or end != there.strip.num_tokens or size == 0:
+        if here.strip is there.strip or not alone or end != there.strip.num_tokens:
+            return False
+        if not size or not before.num_tokens:
             return False
         return self._pages_to_add(there.strip, size) <= len(self._free)
 
     def join(self, block: Block, before: Block) -> Move | None:
         """Move frozen `block` onto the strip of `before`, directly behind it, if that is possible.
 
-        It is when `before` ends its strip, `block` lies alone on its own, and the pages suffice.
+        It is when `before` ends its strip, `block` lies alone on its own, neither is empty, and the pages suffice. (What stands in
+        front of an empty block is taken back with a step that fails, as if nothing were behind it.)
         The move is owed from then on.
         """
         self._collect()
