@@ -429,8 +429,8 @@ class PagePool:
     def join(self, block: Block, before: Block) -> Move | None:
         """Move frozen `block` onto the strip of `before`, directly behind it, if that is possible.
 
-        It is when `before` ends its strip, `block` lies alone on its own, neither is empty, and the pages suffice. (What stands in
-        front of an empty block is taken back with a step that fails, as if nothing were behind it.)
+        It is when `before` ends its strip, `block` lies alone on its own, neither is empty, and the pages suffice. (The room
+        in front of an empty block goes back with a step that fails, as if nothing were behind it.)
         The move is owed from then on.
         """
         self._collect()

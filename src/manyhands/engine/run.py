@@ -51,8 +51,8 @@ class Queue(OrderedDict["Run", None]):
 
     def __init__(self) -> None:
         super().__init__()
-        # Of those that run: some whose first step feeds a prompt, and has not been answered. Whoever looks for rows that write may
-        # leave them out.
+        # Of those that run: some whose first step feeds a prompt, and has not been answered. No row of theirs
+        # writes yet, so a search for rows that do may leave them out.
         self.unbegun: dict[Run, None] = {}
 
     def leave(self, run: Run) -> None:

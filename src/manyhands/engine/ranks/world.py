@@ -160,7 +160,7 @@ class World:
 
     @contextmanager
     def _part(self) -> Iterator[None]:
-        """Work inside of other work. Whatever stands between them may pass over its error, as over those of a strategy's own function
+        """Work inside of other work. Its error may be passed over on the way out, as those of a strategy's own function are
         (`Step.meanwhile`); the other ranks wait in the midst of it then, and are told no more until the work around it ends them.
         """
         try:
