@@ -384,6 +384,17 @@ def test_a_step_that_fails_in_its_midst_leaves_the_state_from_before(
         engine.step()
     assert run.lengths
 
+    step_without_room(engine, monkeypatch)
+    finish(engine, run)
+    assert seen == [3]
+    assert run.result() == hybrid_engine().run(careful())
+    for writer in writers:
+        engine.cancel(writer)
+
+
+def step_without_room(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass for which there is no page, and no run that could leave."""
+
     def fail(*_: object) -> None:
         raise OutOfMemory("no more")
 
@@ -391,11 +402,6 @@ def test_a_step_that_fails_in_its_midst_leaves_the_state_from_before(
         broken.setattr(engine.planner, "plan", fail)
         broken.setattr(engine._scheduler.preemption, "preempt", lambda: False)
         engine.step()
-    finish(engine, run)
-    assert seen == [3]
-    assert run.result() == hybrid_engine().run(careful())
-    for writer in writers:
-        engine.cancel(writer)
 
 
 @pytest.mark.parametrize("is_forked", [False, True])
@@ -419,13 +425,7 @@ def test_a_step_that_fails_behind_a_return_leaves_the_state_from_before(
     assert engine.num_runs(RunState.PREEMPTED) == 0
     assert run.lengths
 
-    def fail(*_: object) -> None:
-        raise OutOfMemory("no more")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(engine.planner, "plan", fail)
-        broken.setattr(engine._scheduler.preemption, "preempt", lambda: False)
-        engine.step()
+    step_without_room(engine, monkeypatch)
     finish(engine, run)
     assert seen == [3]
     expected = forked() if is_forked else careful()

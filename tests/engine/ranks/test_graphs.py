@@ -62,6 +62,16 @@ def small_capacities(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(TritonBackend, name, locked)
 
 
+class Telling(LocalExecutor):
+    """Rank 0's, which tells the other rank of moves, as `RankedExecutor` does."""
+
+    def move(self, moves: Sequence[Move]) -> None:
+        others = self.passes.others
+        assert isinstance(others, ToldRanks)
+        others.told.tell(Verb.MOVE, *pack_moves(moves))
+        super().move(moves)
+
+
 class TwoRanks:
     """Rank 0's engine, and a thread that follows it."""
 
@@ -76,13 +86,6 @@ class TwoRanks:
             self._executor(folder, part, others, recorder)
             for part, others, recorder in zip(parts, (zero, one), recorders, strict=True)
         ]
-        carry = executors[0].move
-
-        def move(moves: Sequence[Move]) -> None:
-            self.told.tell(Verb.MOVE, *pack_moves(moves))  # as `RankedExecutor` does
-            carry(moves)
-
-        executors[0].move = move  # type: ignore[method-assign]
         self.engine = Engine(executors[0], TOKENIZER)
         self.follower = Follower(OtherEnd(theirs, 1, 2))
         self.follower._executor = executors[1]
@@ -95,7 +98,8 @@ class TwoRanks:
     ) -> LocalExecutor:
         adapter, _ = load_adapter(folder, tokenizer=NO_TOKENIZER, collectives=part, device="cpu")
         settings = ModelSettings(memory_tokens=8192, backend="triton")
-        executor = LocalExecutor(adapter, settings, others=others)
+        kind = Telling if isinstance(others, ToldRanks) else LocalExecutor
+        executor = kind(adapter, settings, others=others)
         executor.passes = GraphedPasses(
             adapter,
             executor.memory,
