@@ -657,14 +657,32 @@ def decode_team(engine: Engine, history: Block, crowd: Crowd) -> list[float]:
     return time_steps(engine, [(0, team)], crowd.rows)
 
 
+def lone(tokens: Sequence[int], num_tokens: int, unread: set[int], number: int) -> Strategy:
+    """A prompt of its own, and one row that goes on behind it once the prompts of all others have been read.
+
+    Parts of prompts beside rows that write are short, so without waiting the first rows would have written all of their tokens
+    before the last one began. `unread`: numbers of the runs whose prompts are not read yet, this one's among them.
+    """
+    most = Reserve(len(tokens) + num_tokens, 3)
+    yield most
+    prompt = Block("prompt")
+    if len(tokens) > 1:
+        yield Step([Row(View((prompt,)), tuple(tokens[:-1]))])
+    unread.discard(number)
+    while unread:
+        yield most
+    return (yield from writing([View((prompt, Block()))], [tuple(tokens[-1:])], num_tokens))
+
+
 def strategies(crowd: Crowd, vocab_size: int) -> Iterator[tuple[int, Strategy]]:
-    """The runs of a crowd: one with many rows, or many with one."""
+    """The runs of a crowd: one with many rows, or many with one. All rows of it write at the same time."""
     shared, tails = crowd.prompts(vocab_size)
     if crowd.is_shared:
         yield 0, completions(shared, tails, crowd.tokens)
         return
+    unread = set(range(len(tails)))
     for row, tail in enumerate(tails):
-        yield row, completions(tail[:-1], [tail[-1:]], crowd.tokens)
+        yield row, lone(tail, crowd.tokens, unread, row)
 
 
 def decode(engine: Engine, crowd: Crowd, vocab_size: int) -> list[float]:

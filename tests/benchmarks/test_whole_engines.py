@@ -279,6 +279,18 @@ def test_what_lies_between_two_steps_of_this_engine_is_timed(
     assert min(seconds) > 0.02
 
 
+def test_rows_alone_write_at_the_same_time_where_prompts_are_long() -> None:
+    """Parts of prompts beside rows that write are short: without waiting the first rows end before the last one begins."""
+    crowd = Crowd("4 lone, 60", 4, (60, 60), 20, is_shared=False)
+    engine = small_engine(prompt_tokens=8, prompt_tokens_alone=8)
+    seconds = whole_engines.decode(engine, crowd, NUM_IDS)
+    assert len(seconds) == crowd.tokens // 2, "half of so few steps do not count"
+    unread = set(range(4))
+    runs = [(row, whole_engines.lone(range(60), 20, unread, row)) for row in range(4)]
+    with pytest.raises(RuntimeError, match="no step in which all 5 rows wrote"):
+        vllm_process.account(whole_engines.time_steps(engine, runs, rows=5), rows=5)
+
+
 def test_crowds_that_do_not_fit_are_halved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     options = ["--out", str(tmp_path), "--device", "cpu"]
     arguments = parser("about", 1.0).parse_args(options)
