@@ -517,7 +517,9 @@ def come(
 def account(seconds: Sequence[float], rows: int) -> dict[str, Any]:
     """Milliseconds per step, and tokens per second of all rows together. RuntimeError for no steps at all."""
     if not seconds:
-        raise RuntimeError(f"there was no step in which all {rows} rows wrote and no prompt was read")
+        raise RuntimeError(
+            f"there was no step in which all {rows} rows wrote and no prompt was read"
+        )
     ordered = sorted(1e3 * each for each in seconds)
     mean = statistics.fmean(ordered)
     return {
