@@ -243,7 +243,9 @@ def products(capability: int) -> None:
         norms.join(zeros(2, 256), zeros(2, 256), norm, norm, 0, is_early=is_early)
     addresses, places = torch.zeros(2, dtype=torch.int64), torch.zeros(4, dtype=torch.int32)
     meeting = one_shot.Meeting(1, addresses, places, places[:1], 256)
-    one_shot.meet(meeting, zeros(2, 256), zeros(2, 256), (zeros(256), 1e-6), (zeros(256), 1e-6), 0)
+    for each in (meeting, meeting._replace(flags=addresses)):
+        norm = zeros(256), 1e-6
+        one_shot.meet(each, zeros(2, 256), zeros(2, 256), norm, norm, 0)
     norms.norm_heads(zeros(2, 2, 64), zeros(2, 1, 64), left_norms(64))
     gated.gated(zeros(2, 512), "silu")
     likeliest.likeliest(zeros(2, 256))

@@ -123,6 +123,10 @@ def test_what_is_recorded_for_prompts_depends_on_what_a_layer_costs() -> None:
     assert [most_ahead(size) for size in sizes] == [2048, 2048, 1000, 768]
     assert [most_ahead(size, 900) for size in sizes] == [900, 900, 900, 768]
     assert [most_ahead(size, 100) for size in sizes] == [768] * 4, "others need these"
+    # Halves of these layers over two ranks, which have sums to launch besides: the last two are 32 B and 70 B.
+    halves = [most_ahead(size / 2, is_over_ranks=True) for size in sizes]
+    assert halves == [2048, 2048, 2048, 1714]
+    assert most_ahead(0.524e9) < 2048, "as many as one GPU would record of so large a layer"
 
 
 def test_finer_splits_of_long_strips_fit() -> None:

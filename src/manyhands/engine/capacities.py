@@ -62,6 +62,9 @@ AHEAD = 2048
 # Bytes of a layer's weights times tokens, beyond which the host is done with a layer before the device is: with 16 bits as many
 # operations, which take an H200 1.5 ms.
 _WORTH = 1e12
+# Over ranks a layer has two sums to launch besides, and the slowest of several hosts counts. Qwen3-32B's shapes over two H200 took 120 ms
+# for 2 048 tokens on one host and 160 on another.
+_WORTH_OVER_RANKS = 1.5e12
 _MOST_OF_PARTS = 768  # tokens of the largest one for parts of prompts and what others write
 # Of those for more, strips that a token reads: what all have, a conversation, the prompt.
 _STRIPS_OF_A_PROMPT = 3
@@ -104,18 +107,19 @@ class Wide(Enum):
     ENDED = "a team in which steps have ended: fewer rows than tokens, which read the same strips"
 
 
-def most_ahead(layer_bytes: float, most_tokens: int = AHEAD) -> int:
-    """Tokens of the largest wide recording of a network whose layers have so many bytes of weights for a token.
+def most_ahead(layer_bytes: float, most_tokens: int = AHEAD, *, is_over_ranks: bool = False) -> int:
+    """Tokens of the largest wide recording of a network whose layers have so many bytes of weights, on one rank, for a token.
 
     Padding costs a pass more than its launches where the device has enough to do. No prompt has more than the `most_tokens` that are
     fed in one pass, which is also what bounds the memory that passes work with.
     """
-    return min(AHEAD, max(_MOST_OF_PARTS, min(most_tokens, most_for_host(layer_bytes))))
+    most = most_for_host(layer_bytes, is_over_ranks=is_over_ranks)
+    return min(AHEAD, max(_MOST_OF_PARTS, min(most_tokens, most)))
 
 
-def most_for_host(layer_bytes: float) -> int:
+def most_for_host(layer_bytes: float, *, is_over_ranks: bool = False) -> int:
     """Tokens of a pass, launched one by one, up to which the device is done with a layer before the host is."""
-    return int(_WORTH / layer_bytes)
+    return int((_WORTH_OVER_RANKS if is_over_ranks else _WORTH) / layer_bytes)
 
 
 def is_to_spare(tokens: int, kind: Wide) -> bool:

@@ -212,7 +212,9 @@ class GraphedPasses(Passes):
         largest = max((tokens for tokens, _ in self._ahead), default=num_tokens)
         if self.expanded is not None and self.expanded.are_many(num_tokens):
             return num_tokens
-        most = min(2 * largest, capacities.most_for_host(self._layer_bytes))
+        is_over_ranks = self.others is not ALONE
+        for_host = capacities.most_for_host(self._layer_bytes, is_over_ranks=is_over_ranks)
+        most = min(2 * largest, for_host)
         return largest if largest < num_tokens <= most else num_tokens
 
     def begin(self, plan: Plan, late: Late) -> PassOutcome | None:
@@ -520,7 +522,8 @@ class GraphedPasses(Passes):
     ) -> None:
         """Compile kernels and make the wide recordings; `told` how far that has come. Stops where one cannot be made."""
         tiling = self.backend.tiling
-        most = capacities.most_ahead(self._layer_bytes, most_tokens)
+        is_over_ranks = self.others is not ALONE
+        most = capacities.most_ahead(self._layer_bytes, most_tokens, is_over_ranks=is_over_ranks)
         wide = {
             (tokens, kind): capacities.wide_capacity(tokens, tiling, kind)
             for tokens, kind in capacities.kinds_ahead(most, tiling)

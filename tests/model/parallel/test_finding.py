@@ -13,6 +13,7 @@ from torch import Tensor
 
 from manyhands.model.parallel import finding
 from manyhands.model.parallel.finding import find_peers
+from manyhands.model.parallel.peers import Peers
 from tests.model.parallel.threads import Meeting, ThreadCollectives
 
 CPU = torch.device("cpu")
@@ -38,21 +39,32 @@ class Two:
         return x + 1
 
 
-def summed(x: Tensor, patience: int) -> Tensor:
+Sums = Callable[[Tensor, int, Any], Tensor]
+
+
+def summed(x: Tensor, patience: int, by: object) -> Tensor:
     return (x.float() + x.float()).to(x.dtype)
 
 
-def off_by_a_bit(x: Tensor, patience: int) -> Tensor:
-    return torch.nextafter(summed(x, patience), torch.tensor(9.0)) if len(x) == 2 else 2 * x
+def off_by_a_bit(x: Tensor, patience: int, by: object) -> Tensor:
+    return torch.nextafter(summed(x, patience, by), torch.tensor(9.0)) if len(x) == 2 else 2 * x
 
 
-def uncompiled(x: Tensor, patience: int) -> Tensor:
+def uncompiled(x: Tensor, patience: int, by: object) -> Tensor:
     raise NotImplementedError("no such instruction\nin 300 lines of it")
 
 
-def found(monkeypatch: pytest.MonkeyPatch, sums: Callable[[Tensor, int], Tensor]) -> Two:
-    meeting = SimpleNamespace(epochs=torch.zeros(1), width=WIDTH)
-    peers = SimpleNamespace(meeting=meeting, dtype=torch.float32, sum=sums)
+def found(
+    monkeypatch: pytest.MonkeyPatch, sums: Sums, places_of_many: int = 0, places: int = 256
+) -> Two:
+    meetings: list[Any] = [
+        SimpleNamespace(
+            epochs=torch.zeros(1), width=WIDTH, places=many, stop=torch.ones(1, dtype=torch.int32)
+        )
+        for many in (places, places_of_many)
+    ]
+    peers = Peers(meetings[0], torch.float32, many=meetings[1] if places_of_many else None)
+    monkeypatch.setattr(peers, "sum", sums)
     monkeypatch.setattr(finding, "_trouble", lambda *_: "")
     monkeypatch.setattr(finding, "_taken", lambda *_: torch.zeros(1))
     monkeypatch.setattr(finding, "_joined", lambda *_: peers)
@@ -75,13 +87,57 @@ def test_sums_that_are_right_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     [(off_by_a_bit, "its sums were wrong or did not arrive"), (uncompiled, "no such instruction")],
 )
 def test_sums_that_are_not_leave_the_process_group_its_work(
-    monkeypatch: pytest.MonkeyPatch, sums: Callable[[Tensor, int], Tensor], reason: str
+    monkeypatch: pytest.MonkeyPatch, sums: Sums, reason: str
 ) -> None:
     """The ranks stay in step: all terms are listed before a sum is tried, so each one's next collective is the same."""
     both, usual = found(monkeypatch, sums), found(monkeypatch, summed)
     assert both.peers is None
     assert both.about_peers == f"not through peers' memory: {reason}"
     assert both.asked == usual.asked == [*["sum"] * 3, *["gather"] * 5, "sum"]
+
+
+def test_sums_of_many_tokens_that_are_not_right_leave_those_of_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both kinds are tried, each by its own meeting; behind a try in which a rank waited in vain none has to give up."""
+    tried: list[tuple[int, int]] = []
+
+    def few_are_right(x: Tensor, patience: int, by: Any) -> Tensor:
+        tried.append((by.places, len(x)))
+        return summed(x, patience, by) + (by.places == 2048)
+
+    usual, both = found(monkeypatch, summed, 2048), found(monkeypatch, few_are_right, 2048)
+    assert usual.about_peers == "those of up to 2048 tokens through peers' memory"
+    assert usual.peers.many is not None
+    assert usual.peers.meeting.stop.item() == 1, "as it was"
+    assert both.about_peers == (
+        "those of up to 256 tokens through peers' memory, more not: its sums were wrong or did not arrive"
+    )
+    assert (both.peers.many, both.peers.meeting.stop.item()) == (None, 0)
+    assert tried == [*((256, n) for n in (1, 3, 256, 2, 1)), *((2048, n) for n in (65, 2048, 256))]
+    assert (
+        both.asked == usual.asked == [*["sum"] * 3, *["gather"] * 5, "sum", *["gather"] * 3, "sum"]
+    )
+
+
+def test_few_tokens_go_by_words_and_more_by_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    peers = found(monkeypatch, summed, 2048).peers
+    x = {tokens: torch.zeros(tokens, WIDTH) for tokens in (1, 64, 65, 256, 257, 2048, 2049)}
+    assert [peers.can_sum(each) for each in x.values()] == [True] * 6 + [False]
+    places = [peers._meeting_of(each).places for each in x.values()]
+    assert places[:-1] == [256, 256, 2048, 2048, 2048, 2048]
+    peers.keep_few()
+    assert [peers.can_sum(each) for each in x.values()] == [True] * 4 + [False] * 3
+    assert {peers._meeting_of(x[tokens]).places for tokens in (1, 65, 256)} == {256}
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_memory_is_taken_for_words_rows_and_flags_apart(size: int) -> None:
+    """Over more than two ranks there are words alone."""
+    words, rows, flags = finding._parts(size, WIDTH, torch.bfloat16)
+    assert words == 2 * size * finding.PLACES * WIDTH * 4
+    most = finding.PLACES_OF_TWO if size == 2 else 0
+    assert (rows, flags) == (2 * size * most * WIDTH * 2, size * most * 4)
 
 
 def test_on_a_cpu_nothing_is_tried() -> None:

@@ -20,13 +20,24 @@ pytestmark = pytest.mark.skipif(
 WIDTH, PLACES, EPS = 24, 4, 1e-6
 
 
+# The two ways to know that a row has come.
+WAYS = pytest.mark.parametrize("by_flags", [False, True], ids=["words", "flags"])
+
+
 class Ranks:
     """All ranks' buffers in one process."""
 
-    def __init__(self, size: int, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, size: int, dtype: torch.dtype = torch.float32, *, by_flags: bool = False
+    ) -> None:
         words = torch.int64 if dtype == torch.float32 else torch.int32
-        self.buffers = [torch.zeros(2, size, PLACES, WIDTH, dtype=words) for _ in range(size)]
-        addresses = torch.tensor([each.data_ptr() for each in self.buffers])
+        kind = dtype if by_flags else words
+        self.buffers = [torch.zeros(2, size, PLACES, WIDTH, dtype=kind) for _ in range(size)]
+        self.flags = [torch.zeros(size, PLACES, dtype=torch.int32) for _ in range(size)]
+        addresses, flags = (
+            torch.tensor([each.data_ptr() for each in every])
+            for every in (self.buffers, self.flags)
+        )
         self.meetings = [
             Meeting(
                 rank,
@@ -34,6 +45,7 @@ class Ranks:
                 torch.zeros(PLACES, dtype=torch.int32),
                 torch.zeros(1, dtype=torch.int32),
                 WIDTH,
+                flags if by_flags else None,
             )
             for rank in range(size)
         ]
@@ -53,11 +65,12 @@ def parts_of(size: int, tokens: int, dtype: torch.dtype = torch.float32) -> list
     return [torch.randn(tokens, WIDTH).to(dtype) for _ in range(size)]
 
 
+@WAYS
 @pytest.mark.parametrize("size", [2, 3])
-def test_sums_of_any_number_of_tokens_one_behind_another(size: int) -> None:
+def test_sums_of_any_number_of_tokens_one_behind_another(size: int, by_flags: bool) -> None:
     """Places lag behind each other as numbers of tokens change; each counts its own epochs."""
     torch.manual_seed(0)
-    ranks = Ranks(size)
+    ranks = Ranks(size, by_flags=by_flags)
     for tokens in (1, 4, 2, 1, 1, 3, 4):
         parts = parts_of(size, tokens)
         ranks.push(parts)
@@ -67,14 +80,19 @@ def test_sums_of_any_number_of_tokens_one_behind_another(size: int) -> None:
     assert ranks.meetings[0].epochs.tolist() == [7, 4, 3, 2]
 
 
+@WAYS
 @pytest.mark.parametrize(
     ("dtype", "last"), [(torch.float32, 2**31 - 1), (torch.float16, 2**16 - 1)], ids=str
 )
-def test_counts_go_on_behind_the_largest_that_a_word_bears(dtype: torch.dtype, last: int) -> None:
+def test_counts_go_on_behind_the_largest_that_a_word_bears(
+    dtype: torch.dtype, last: int, by_flags: bool
+) -> None:
     """And words of two epochs before are none of this one's: the control at each epoch leaves out one push."""
-    ranks = Ranks(2, dtype)
+    ranks = Ranks(2, dtype, by_flags=by_flags)
     for meeting in ranks.meetings:
         meeting.epochs.fill_(last - 3)
+    for flags in ranks.flags:
+        flags.fill_(last - 3)
     for _ in range(6):
         parts = parts_of(2, 2, dtype)
         expected = (parts[0].float() + parts[1].float()).to(dtype)
@@ -89,9 +107,10 @@ def test_counts_go_on_behind_the_largest_that_a_word_bears(dtype: torch.dtype, l
     assert ranks.meetings[0].epochs[0] == (last + 3 + 2**31) % 2**32 - 2**31
 
 
-def test_a_rank_that_is_ahead_spoils_nothing() -> None:
+@WAYS
+def test_a_rank_that_is_ahead_spoils_nothing(by_flags: bool) -> None:
     """It may push for the next epoch before the others have read this one, and not for the one behind."""
-    ranks = Ranks(2)
+    ranks = Ranks(2, by_flags=by_flags)
     now, then = parts_of(2, 2), parts_of(2, 2)
     ranks.push(now)
     ahead = meet(ranks.meetings[1], None, now[1], push=False)[0]
@@ -102,9 +121,10 @@ def test_a_rank_that_is_ahead_spoils_nothing() -> None:
     assert all(torch.equal(found, then[0] + then[1]) for found in ranks.pull(then))
 
 
-def test_a_rank_that_never_comes_leaves_no_numbers() -> None:
+@WAYS
+def test_a_rank_that_never_comes_leaves_no_numbers(by_flags: bool) -> None:
     """The control: without the other's push a sum cannot be right, and is not."""
-    ranks = Ranks(2)
+    ranks = Ranks(2, by_flags=by_flags)
     parts = parts_of(2, 2)
     ranks.push(parts, 0)
     assert ranks.pull(parts, patience=3)[0].isnan().all()
@@ -116,17 +136,18 @@ def test_a_rank_that_never_comes_leaves_no_numbers() -> None:
 @pytest.mark.parametrize("form", [0, 1, 2])
 @pytest.mark.parametrize("post", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@WAYS
 def test_residual_and_norms_are_those_of_two_launches(
-    form: int, post: bool, dtype: torch.dtype
+    form: int, post: bool, dtype: torch.dtype, by_flags: bool
 ) -> None:
     torch.manual_seed(1)
-    ranks = Ranks(2, dtype)
+    ranks = Ranks(2, dtype, by_flags=by_flags)
     parts, (residual,) = parts_of(2, 3, dtype), parts_of(1, 3, dtype)
     norms = [(torch.randn(WIDTH).to(dtype), EPS) for _ in range(2)]
     behind = norms[0] if post else None
     ranks.push(parts)
     total, normed = meet(ranks.meetings[1], residual, parts[1], behind, norms[1], form, push=False)
-    ranks = Ranks(2, dtype)
+    ranks = Ranks(2, dtype, by_flags=by_flags)
     ranks.push(parts)
     summed = ranks.pull(parts)[0]
     expected = join(residual, summed, behind, norms[1], form)

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import datetime
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -29,10 +29,16 @@ from torch import Tensor
 
 from manyhands.model import kernels
 from manyhands.model.parallel.collectives import GroupCollectives
-from manyhands.model.parallel.peers import Peers
+from manyhands.model.parallel.peers import FEW, Peers
 
-PLACES = 256  # tokens of one sum; wider passes have products that are longer than NCCL's launches
-_TRIES = (1, 3, PLACES, 2, 1)  # tokens of the sums that are compared
+if TYPE_CHECKING:
+    from manyhands.model.kernels.one_shot import Meeting
+
+PLACES = 256  # tokens of one sum by words
+# Tokens of one by flags, over two ranks. With more of them a row would go to each of the others whole, where NCCL sends parts.
+PLACES_OF_TWO = 2048
+# Tokens of the sums that are compared.
+_TRIES, _TRIES_OF_MANY = (1, 3, PLACES, 2, 1), (FEW + 1, PLACES_OF_TWO, PLACES)
 _PATIENCE = 1 << 24  # looks at a flag while it is tried: seconds, as a kernel is compiled first
 _LONGEST_MEETING = datetime.timedelta(seconds=30)  # all ranks come at once; it takes milliseconds
 _WORDS = "CUDASymmetricMemory/"  # how torch calls them in a store, in front of their numbers
@@ -77,11 +83,17 @@ def _found(
             if not _all(collectives, peers is not None, device):
                 peers = None
     if peers is not None:
-        trouble = _wrong(peers, collectives)
+        trouble = _wrong(peers, peers.meeting, collectives, _TRIES)
         peers = peers if _all(collectives, not trouble, device) else None
     if peers is None:
         return None, f"not through peers' memory: {trouble or 'another rank cannot'}"
-    return peers, f"those of up to {PLACES} tokens through peers' memory"
+    about = f"those of up to {peers.most_tokens} tokens through peers' memory"
+    if peers.many is not None:
+        trouble = _wrong(peers, peers.many, collectives, _TRIES_OF_MANY)
+        if not _all(collectives, not trouble, device):
+            peers.keep_few()
+            about = f"those of up to {peers.most_tokens} tokens through peers' memory, more not: {trouble or 'another rank cannot'}"
+    return peers, about
 
 
 def _trouble(
@@ -93,8 +105,7 @@ def _trouble(
     others = [rank for rank in range(collectives.size) if rank != device.index]
     if not all(torch.cuda.can_device_access_peer(device.index, other) for other in others):
         return "a GPU cannot reach another one's memory"
-    item = torch.empty(0, dtype=dtype).element_size()
-    return "" if width * item % 16 == 0 else f"rows of {width} are not aligned"
+    return "" if width * dtype.itemsize % 16 == 0 else f"rows of {width} are not aligned"
 
 
 def _taken(size: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -102,10 +113,19 @@ def _taken(size: int, width: int, dtype: torch.dtype, device: torch.device) -> T
     from torch.distributed import _symmetric_memory
 
     symmetric: Any = _symmetric_memory
-    word = 2 * torch.empty(0, dtype=dtype).element_size()
-    num_bytes = 2 * size * PLACES * width * word
-    taken: Tensor = symmetric.empty(num_bytes, dtype=torch.uint8, device=device)
+    taken: Tensor = symmetric.empty(
+        sum(_parts(size, width, dtype)), dtype=torch.uint8, device=device
+    )
     return taken
+
+
+def _parts(size: int, width: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Bytes of a rank's memory: of words, of rows, and of these rows' flags."""
+    words = 2 * size * PLACES * width * 2 * dtype.itemsize
+    if size > 2:
+        return words, 0, 0
+    rows = 2 * size * PLACES_OF_TWO * width * dtype.itemsize
+    return words, rows, size * PLACES_OF_TWO * torch.int32.itemsize
 
 
 def _draw_level(collectives: GroupCollectives, device: torch.device) -> None:
@@ -161,15 +181,18 @@ def _joined(memory: Tensor, collectives: GroupCollectives, width: int, dtype: to
         raise RuntimeError("torch's symmetric memory begins elsewhere than its tensor")
     memory.zero_()
     torch.cuda.synchronize(device)
+    words, rows, flags = _parts(collectives.size, width, dtype)
     buffers = torch.tensor(addresses, dtype=torch.int64, device=device)
-    meeting = Meeting(
-        rank,
-        buffers,
-        torch.zeros(PLACES, dtype=torch.int32, device=device),
-        torch.zeros(1, dtype=torch.int32, device=device),
-        width,
-    )
-    return Peers(meeting, dtype, (memory, handle))  # `_all` waits until every rank's is empty
+
+    def counts(places: int) -> Tensor:
+        return torch.zeros(places, dtype=torch.int32, device=device)
+
+    stop, many = counts(1), None
+    if flags:
+        of_rows, of_flags = buffers + words, buffers + words + rows
+        many = Meeting(rank, of_rows, counts(PLACES_OF_TWO), stop, width, of_flags)
+    few = Meeting(rank, buffers, counts(PLACES), stop, width)
+    return Peers(few, dtype, (memory, handle), many)  # `_all` waits until every rank's is empty
 
 
 @contextmanager
@@ -184,15 +207,17 @@ def _bounded(group: Any) -> Iterator[None]:
         store.set_timeout(usual)
 
 
-def _wrong(peers: Peers, collectives: GroupCollectives) -> str:
-    """Trouble with sums, which must be the very bits of terms that are listed and added in order; "" is none.
+def _wrong(
+    peers: Peers, meeting: Meeting, collectives: GroupCollectives, tries: Sequence[int]
+) -> str:
+    """Trouble with sums of so many tokens by a meeting, which must be the very bits of terms that are listed and added in order; "" is none.
 
     All terms are listed before the first sum is tried: a rank whose kernel cannot be compiled must not leave the others
     in another collective than its own next one.
     """
     device, rounds = peers.meeting.epochs.device, []
     numbers = torch.Generator(device).manual_seed(collectives.rank)
-    for tokens in _TRIES:
+    for tokens in tries:
         x = torch.randn(tokens, peers.meeting.width, generator=numbers, device=device)
         x = x.to(peers.dtype)
         terms = collectives.gather(x).float()
@@ -201,7 +226,7 @@ def _wrong(peers: Peers, collectives: GroupCollectives) -> str:
             expected = expected + term
         rounds.append((x, expected.to(peers.dtype)))
     try:
-        found = [torch.equal(peers.sum(x, _PATIENCE), expected) for x, expected in rounds]
+        found = [torch.equal(peers.sum(x, _PATIENCE, meeting), expected) for x, expected in rounds]
     except (
         Exception
     ) as error:  # Triton has errors of its own, and a sum that cannot be made is no reason to end

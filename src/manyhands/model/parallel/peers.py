@@ -1,8 +1,9 @@
-"""Memory of every rank that all ranks can write to, and sums of few tokens through it.
+"""Memory of every rank that all ranks can write to, and sums through it.
 
 A pass of a few tokens has two sums a layer of some ten kilobytes each, and what they cost is launches and the way
 to the other GPU and back. With `Peers` a sum is one launch, together with the residual sum and the norm behind it
-(`model/kernels/one_shot.py`). `finding.py` tries whether they can be had.
+(`model/kernels/one_shot.py`). Of many tokens, as parts of prompts and crowds have, numbers come in rows in place of words: half of the
+bytes, and a longer way. `finding.py` tries whether they can be had.
 """
 
 from __future__ import annotations
@@ -17,13 +18,21 @@ from manyhands.model.layers import Norm
 if TYPE_CHECKING:
     from manyhands.model.kernels.one_shot import Meeting
 
+FEW = 64  # tokens of a sum up to which words are sooner there than flags
+
 
 class Peers:
     """One rank's way to the others' memory, for rows of one width and dtype."""
 
-    def __init__(self, meeting: Meeting, dtype: torch.dtype, held: object = None) -> None:
-        """`held`: what keeps the memory alive."""
+    def __init__(
+        self, meeting: Meeting, dtype: torch.dtype, held: object = None, many: Meeting | None = None
+    ) -> None:
+        """`meeting` is for few tokens, `many` for more, where there is one; both wait no more when `meeting.stop` is set.
+
+        `held`: what keeps the memory alive.
+        """
         self.meeting = meeting
+        self.many = many
         self.dtype = dtype
         self._held = held
         self._beside: tuple[Any, Tensor] | None = None
@@ -36,16 +45,33 @@ class Peers:
         """Whether x [..., N] is of the right width and dtype, with few enough tokens."""
         width = self.meeting.width
         return (
-            x.dtype == self.dtype
-            and x.shape[-1] == width
-            and x.numel() <= width * self.meeting.places
+            x.dtype == self.dtype and x.shape[-1] == width and x.numel() <= width * self.most_tokens
         )
 
-    def sum(self, x: Tensor, patience: int | None = None) -> Tensor:
-        """The sum of all ranks' x [..., N], formed in float32 in the order of ranks."""
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the largest sum."""
+        return max(self.meeting.places, 0 if self.many is None else self.many.places)
+
+    def _meeting_of(self, x: Tensor) -> Meeting:
+        """The one for so many tokens."""
+        if self.many is None or x.numel() <= self.meeting.width * FEW:
+            return self.meeting
+        return self.many
+
+    def keep_few(self) -> None:
+        """Sums of many tokens were tried, and were wrong or did not arrive: have them made otherwise. Called by all ranks."""
+        self.many = None
+        self.meeting.stop.zero_()
+
+    def sum(self, x: Tensor, patience: int | None = None, by: Meeting | None = None) -> Tensor:
+        """The sum of all ranks' x [..., N], formed in float32 in the order of ranks.
+
+        `by`: the meeting to be tried, in place of the one for so many tokens.
+        """
         from manyhands.model.kernels.one_shot import PATIENCE, meet
 
-        return meet(self.meeting, None, x, patience=patience or PATIENCE)[0]
+        return meet(by or self._meeting_of(x), None, x, patience=patience or PATIENCE)[0]
 
     def give_up(self) -> None:
         """Wait for nobody from now on, in a launch that runs already too: sums are NaN. From any thread."""
@@ -65,5 +91,5 @@ class Peers:
         known = post or pre
         form = 0 if known is None else known.form
         after, before = (norm.parts if norm else None for norm in (post, pre))
-        total, normed = meet(self.meeting, residual, x, after, before, form)
+        total, normed = meet(self._meeting_of(x), residual, x, after, before, form)
         return total, total if normed is None else normed
