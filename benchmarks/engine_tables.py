@@ -14,6 +14,9 @@ _OF_EXPERTS = re.compile(
     r"^fused_moe|^_gated|^_down|^_expert_|^_mxfp4_product"
 )  # kernels of their products, of both engines
 
+# The run over ranks that came to the gate, and not to the end of its timings.
+_GATE_OVER_RANKS = "first_whole_engines_over_2_qwen3-8b"
+
 
 def whole_engines() -> str:
     """Milliseconds per step and tokens per second of both, and how many of vLLM's tokens this engine writes."""
@@ -108,7 +111,8 @@ def whole_engines_experts() -> str:
 def whole_engines_gate() -> str:
     """How far both are from each other on the small network, and how they started."""
     rows = []
-    for _, found in _both():
+    behind_ranks = [result(_GATE_OVER_RANKS)]
+    for found in (*(each for _, each in _both()), *filter(None, behind_ranks)):
         start = found.get("vllm_start", {})
         seconds = [start.get(key, "") for key in ("import_seconds", "start_seconds")]
         seconds.append(found.get("start_seconds", ""))

@@ -186,7 +186,7 @@ def _meet(
                     while (missing != 0) & (looks < patience):
                         missing = _is_missing(flag, epoch)
                         looks = _looked(looks, stop, patience)
-                    tl.debug_barrier()  # what one thread has seen, all may read
+                    tl.debug_barrier()  # all threads read behind the one that has looked
                     theirs = tl.load(at, mask=mask, other=0.0, volatile=True)
                 else:
                     words = tl.load(at, mask=mask, other=0, volatile=True)
