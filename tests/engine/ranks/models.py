@@ -8,10 +8,15 @@ from typing import Any
 from manyhands.engine.engine import Engine
 from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.world import World
+from manyhands.model.parallel.cuts import WHOLE
 from manyhands.model.quiet import quiet
 from manyhands.model.settings import ModelSettings
 from tests.engine.small import TOKENIZER, networks, small_config
 from tests.model.families_zoo import tiny_model
+from tests.model.test_conformance import ZOO
+
+# The networks of the zoo that can be cut.
+CUT = [name for name in ZOO if ZOO[name].args[0].model_type not in WHOLE]
 
 
 def family_folder(name: str, folder: Path) -> Path:

@@ -25,12 +25,12 @@ from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.world import World
 from manyhands.errors import ManyhandsError
 from manyhands.model.settings import ModelSettings
-from tests.engine.ranks.models import family_folder, small_folder
+from tests.engine.ranks.models import CUT, family_folder, small_folder
 from tests.engine.small import counting, finish, story, story_of, team
 from tests.engine.test_lookahead import live_alone
 from tests.engine.test_preemption import SAMPLED
 from tests.engine.test_scheduler import CHOICES, a_mixed_crowd
-from tests.model.test_conformance import FLOAT32, ZOO, told_to
+from tests.model.test_conformance import FLOAT32, told_to
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.device_count() < 2, reason="there are fewer than two GPUs here"
@@ -63,7 +63,7 @@ def two(world: World, folder: Path, **choices: object) -> Engine:
     return Engine(executor, tokenizer, settings)
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", CUT)
 def test_every_family(name: str, world: World, tmp_path: Path) -> None:
     folder = family_folder(name, tmp_path)
     engines = one(folder, memory_tokens=4096), two(world, folder, memory_tokens=4096)

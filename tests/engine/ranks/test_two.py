@@ -32,7 +32,6 @@ from manyhands.engine.passes import Passes
 from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.world import LONGEST_END, World
 from manyhands.errors import InvalidRequest, ModelNotFound, OutOfMemory, RanksFailed
-from manyhands.model.parallel.cuts import WHOLE
 from manyhands.model.settings import ModelSettings
 from manyhands.prompts import BranchPrompt
 from manyhands.replay.forward import merge_trace
@@ -44,7 +43,7 @@ from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.settings import BranchSettings, SharedSettings, TeamSettings
 from manyhands.strategies.shared_prefix import Prompt, shared_prefix
 from tests.covers import spared
-from tests.engine.ranks.models import alone, family_folder, ranked, small_folder
+from tests.engine.ranks.models import CUT, alone, family_folder, ranked, small_folder
 from tests.engine.ranks.test_processes import is_gone
 from tests.engine.small import (
     FEW,
@@ -61,11 +60,10 @@ from tests.engine.small import (
 from tests.engine.test_preemption import HASHES, SAMPLED
 from tests.engine.test_restore import recorded
 from tests.engine.test_speculation import completions
-from tests.model.test_conformance import FLOAT32, ZOO, told_to
+from tests.model.test_conformance import FLOAT32, told_to
 from tests.poison import poison
 
 PROMPT = tuple(range(3, 20))
-CUT = [name for name in ZOO if ZOO[name].args[0].model_type not in WHOLE]
 # Of each way in which weights and keys are cut; `tests/model/parallel/` has all of them, with ranks that are threads.
 FIRST = ["llama", "qwen3", "qwen3_moe", "phi3", "gemma3_text", "olmo2", "gpt_oss"]
 FIRST += ["deepseek_v3", "llama4_text"]

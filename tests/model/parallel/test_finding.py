@@ -104,7 +104,7 @@ def test_sums_of_many_tokens_that_are_not_right_leave_those_of_few(
 
     def few_are_right(x: Tensor, patience: int, by: Any) -> Tensor:
         tried.append((by.places, len(x)))
-        return summed(x, patience, by) + (by.places == 2048)
+        return summed(x, patience, by) + int(by.places == 2048)
 
     usual, both = found(monkeypatch, summed, 2048), found(monkeypatch, few_are_right, 2048)
     assert usual.about_peers == "those of up to 2048 tokens through peers' memory"
