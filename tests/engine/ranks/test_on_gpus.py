@@ -138,11 +138,17 @@ def test_an_interrupt_while_passes_are_begun_ahead(world: World, small: Path) ->
     assert [answer.text for answer in again] == expected
 
 
+@pytest.mark.parametrize("is_many", [False, True], ids=["few", "many"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_sums_through_peers_memory(dtype: str, world: World, small: Path) -> None:
-    """Of two ranks NCCL rounds as the kernel does: recorded or not, every token is the same."""
+def test_sums_through_peers_memory(dtype: str, is_many: bool, world: World, small: Path) -> None:
+    """Of two ranks NCCL rounds as the kernel does: recorded or not, every token is the same.
+
+    Few tokens go by words, and the prompt of many by flags.
+    """
 
     def make() -> object:
+        if is_many:
+            return counting([3 + number % 20 for number in range(300)], 12)
         return team(3, choice=SAMPLED, seed=4, budget=60)
 
     choices: dict[str, object] = {"memory_tokens": 8192, "dtype": dtype}
@@ -153,16 +159,19 @@ def test_sums_through_peers_memory(dtype: str, world: World, small: Path) -> Non
     peers = world.collectives.peers
     if peers is None:
         pytest.skip(world.collectives.about_peers)
-    before = int(peers.meeting.epochs[0])  # type: ignore[unreachable]
-    assert story(ours, make()) == expected
+    meeting = peers.many if is_many else peers.meeting  # type: ignore[unreachable]
+    assert meeting is not None, world.collectives.about_peers
+    before = int(meeting.epochs[0])
+    for _ in range(3):
+        assert story(ours, make()) == expected
     assert ours.executor.counts.recorded > 0
-    assert int(peers.meeting.epochs[0]) > before, "they were made by the kernel"
+    assert int(meeting.epochs[0]) > before, "they were made by the kernel"
     # The control: a rank whose term is left out is noticed.
     peers.give_up()
     torch.cuda.synchronize()
-    peers.meeting.epochs.add_(1)  # rank 0 waits for a flag that comes one sum late
+    meeting.epochs.add_(1)  # rank 0 waits for what comes one sum late
     with pytest.raises(ManyhandsError, match="not numbers"):
-        ours.run(counting(PROMPT, 4))
+        story(ours, make())
 
 
 def test_ranks_that_come_behind_others_have_peers_too(world: World, small: Path) -> None:
