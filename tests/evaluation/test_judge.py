@@ -21,6 +21,7 @@ from manyhands.evaluation.judge import (
     with_judgements,
 )
 from manyhands.evaluation.record import EXAM_LINES, read_results
+from manyhands.evaluation.seeds import seed_of
 from manyhands.evaluation.voices import EndpointVoice, EngineVoice, judge_spec
 from manyhands.prompts.judging import JudgingPrompt
 from manyhands.schema.lines import read_lines
@@ -84,7 +85,9 @@ def test_three_votes_are_averaged_and_none_is_dropped(tmp_path: Path) -> None:
         header("team", method="hogwild"),
         [team_record("d1"), team_record("d2"), record("solo")],
     )
-    votes = {0: "\\boxed{4}", 1: "\\boxed{3}", 2: "bla bla"}
+    said = "\\boxed{4}", "\\boxed{3}", "bla bla"
+    votes = {seed_of(n, name, 0): vote for name in ("d1", "d2") for n, vote in enumerate(said)}
+    assert len(votes) == 6, "no two votes are drawn alike"
     with server(lambda asked: completion(votes[asked["seed"]])) as (url, seen):
         last = list(judge(judging(url), read_results(path)))[-1]
     assert (last.done, last.total, last.unread) == (6, 6, 2)
