@@ -16,6 +16,14 @@ def test_wilson_as_in_the_books() -> None:
     assert found.high == pytest.approx(0.9433, abs=1e-4)
 
 
+def test_no_mean_lies_outside_of_its_interval() -> None:
+    """Not by a rounding either: programs that draw take the distances as lengths, which are not negative."""
+    for count in range(1, 200):
+        for value in (0.0, 1.0):
+            found = interval([value] * count)
+            assert found.low <= found.mean <= found.high, (count, value)
+
+
 def test_all_right_is_not_certainty() -> None:
     assert interval([1.0] * 5).low < 0.6
     assert interval([0.5] * 5).half > 0.2  # all alike, nothing to resample

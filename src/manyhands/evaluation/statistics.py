@@ -99,7 +99,9 @@ def _wilson(values: Sequence[float]) -> Interval:
     scale = 1 + Z * Z / n
     centre = (mean + Z * Z / (2 * n)) / scale
     half = Z / scale * math.sqrt(mean * (1 - mean) / n + Z * Z / (4 * n * n))
-    return Interval(mean, max(0.0, centre - half), min(1.0, centre + half), n, WILSON)
+    low, high = max(0.0, centre - half), min(1.0, centre + half)
+    # At 0 and 1 the bound is the mean, and rounding must not put it on the other side: plots take the distance for a length.
+    return Interval(mean, min(low, mean), max(high, mean), n, WILSON)
 
 
 def _bootstrap(values: Sequence[float], least: float, most: float) -> Interval:
