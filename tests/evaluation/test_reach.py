@@ -156,6 +156,19 @@ def test_results_for_other_programs_agree_with_each_other(tmp_path: Path) -> Non
     assert len(whole["costs"]) == 6
 
 
+def test_a_method_that_shares_no_budget_has_its_difference_in_the_table(tmp_path: Path) -> None:
+    """Each is compared at its own end, as a server is, whose budget counts tokens."""
+    made(tmp_path, "sequential", curve((0.0, 0.5, 1.0)))
+    url = "http://127.0.0.1:1/v1"
+    half = [record(f"d{n:03}", float(n < 50), budgets=(64,)) for n in range(100)]
+    made(tmp_path, "server", half, budgets=(64,), endpoint=url)
+    write_report(tmp_path, tmp_path / "page.html")
+    with (tmp_path / "page.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    (row,) = (row for row in rows if row["method"] == "server")
+    assert (float(row["difference"]), row["losses"]) == (-0.5, "50")
+
+
 def test_ten_lines_can_be_told_apart_without_colour() -> None:
     styles = [plots._style(n, plots.LIGHT, False) for n in range(10)]
     styles.append(plots._style(0, plots.LIGHT, True))
