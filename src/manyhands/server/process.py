@@ -34,6 +34,7 @@ from starlette.types import ASGIApp
 from manyhands.errors import InvalidRequest
 from manyhands.server.app import make_app
 from manyhands.server.connection import Connection, connections_with
+from manyhands.server.cors import check_hosts, check_origins
 from manyhands.server.front import Front
 from manyhands.server.gate import LOG, LOOPBACK_NAMES, JsonLines, is_loopback
 from manyhands.server.keys import Keys
@@ -96,7 +97,9 @@ class Behind(Protocol):
 
 
 def check_place(place: Place, *, has_keys: bool) -> None:
-    """Raise InvalidRequest for an address that others reach, without a key."""
+    """Raise InvalidRequest for an address that others reach, without a key, and for names of hosts and sites that nobody has."""
+    check_hosts(place.hosts)
+    check_origins(place.origins)
     if not is_loopback(place.host) and not has_keys:
         raise InvalidRequest(
             f"host is {place.host!r}, which other machines can reach, and there is no API key",
