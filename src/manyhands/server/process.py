@@ -342,11 +342,14 @@ class _FilesRunOut:
 
 
 def _log_lines() -> None:
-    """Our log, a JSON object a line, on stderr; and what uvicorn and asyncio have to complain of."""
+    """Our log, a JSON object a line, on stderr; all rooms' warnings, Python's own, and what uvicorn and asyncio have to complain of."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
+    logging.captureWarnings(True)
     levels = {
+        "manyhands": logging.WARNING,
         "manyhands.server": logging.INFO,
+        "py.warnings": logging.WARNING,
         "uvicorn.error": logging.ERROR,
         "asyncio": logging.ERROR,
     }
