@@ -130,19 +130,17 @@ def judge(judging: Judging, results: Results) -> Iterator[VoteMoment]:
             or (judging.retry and votes[ballot]["value"] is None)
         ]
         left = {ballot for ballot, _ in missing}
-
-        def moment() -> VoteMoment:
-            cast = [votes[b] for b in messages if b in votes and b not in left]
-            unreadable = [vote for vote in cast if vote["value"] is None]
-            return VoteMoment(len(messages) - len(left), len(messages), unreadable)
-
-        yield moment()
+        cast = [votes[ballot] for ballot in messages if ballot not in left]
+        unreadable = [vote for vote in cast if vote["value"] is None]
+        done, total = len(cast), len(messages)
+        yield VoteMoment(done, total, tuple(unreadable))
         for ballot, told in judging.voice.replies(missing):
             line = _vote(ballot, told, judging.rubric, marks[ballot[0]])
             file.append(line)
-            votes[ballot] = line
-            left.discard(ballot)
-            yield moment()
+            done += 1
+            if line["value"] is None:
+                unreadable.append(line)
+            yield VoteMoment(done, total, tuple(unreadable))
 
 
 def judged_records(rubric: Rubric, results: Results) -> list[Record]:
