@@ -110,8 +110,8 @@ def examine(exam: Exam, file: RecordFile, grading: Grading) -> Iterator[Moment]:
     missing = [one for one in asked if is_missing(file.records.get(one.key), exam.retry)]
     left = {one.key for one in missing}
     known = [file.records[one.key] for one in asked if one.key not in left]
-    tally = _Tally(exam.budgets[-1], len(asked), known)
-    yield tally.moment()
+    so_far = _SoFar(exam.budgets[-1], len(asked), known)
+    yield so_far.moment()
     before = time.perf_counter()
     for answered in exam.candidate.answered(missing):
         scores, failure = _graded(answered, exam.budgets, grading)
@@ -121,7 +121,7 @@ def examine(exam: Exam, file: RecordFile, grading: Grading) -> Iterator[Moment]:
         if answered.trace and failure is None:
             keep_trace(file.path, record.key, answered.trace, record.value(exam.budgets[-1]))
         file.append(record)
-        yield tally.with_one_more(record)
+        yield so_far.with_one_more(record)
 
 
 def checked_samples(task: Task) -> Sequence[Sample]:
@@ -264,7 +264,7 @@ def _record(
     )
 
 
-class _Tally:
+class _SoFar:
     """The records that an exam has up to now, added up as they come: walking all of them behind each would take its time squared."""
 
     def __init__(self, budget: int, total: int, known: Sequence[Record]) -> None:
