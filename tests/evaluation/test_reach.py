@@ -86,6 +86,30 @@ def test_what_is_never_reached_and_what_is_known_from_the_first_look(tmp_path: P
     assert reaches(wrong, [base]) == []
 
 
+def test_few_samples_that_agree_are_not_sure_of_a_ratio(tmp_path: Path) -> None:
+    looks = [0.0, 0.5, 1.0], [0.0, 1.0, 1.0]
+    names = "sequential", "hogwild-2"
+    both = [
+        summary(made(tmp_path, name, [_alike(f"d{n}", values) for n in range(3)]))
+        for name, values in zip(names, looks, strict=True)
+    ]
+    (passes,) = (
+        r for r in reaches(*both[:1], both[1:]) if (r.label, r.what) == (names[1], "passes")
+    )
+    assert passes.ratio == pytest.approx(388 / 197)
+    assert passes.low is not None
+    assert passes.high is not None
+    assert passes.low < 1 < 2 < passes.high
+
+
+def _alike(name: str, values: list[float]) -> Record:
+    scores = {
+        str(b): {"value": value, "passes": b, "tokens": b, "seconds": 0.1 * b}
+        for b, value in zip(LOOKS, values, strict=True)
+    }
+    return record(name, scores=scores)
+
+
 def test_a_gain_and_a_loss_are_both_said_at_their_budgets(tmp_path: Path) -> None:
     base = summary(made(tmp_path, "sequential", curve((0.2, 0.5, 0.9))))
     mixed = summary(made(tmp_path, "hogwild-2", curve((0.6, 0.5, 0.5))))
