@@ -89,13 +89,12 @@ def test_what_is_never_reached_and_what_is_known_from_the_first_look(tmp_path: P
 def test_few_samples_that_agree_are_not_sure_of_a_ratio(tmp_path: Path) -> None:
     looks = [0.0, 0.5, 1.0], [0.0, 1.0, 1.0]
     names = "sequential", "hogwild-2"
-    both = [
+    base, twice = (
         summary(made(tmp_path, name, [_alike(f"d{n}", values) for n in range(3)]))
         for name, values in zip(names, looks, strict=True)
-    ]
-    (passes,) = (
-        r for r in reaches(*both[:1], both[1:]) if (r.label, r.what) == (names[1], "passes")
     )
+    found = {(r.label, r.what): r for r in reaches(base, [twice])}
+    passes = found[names[1], "passes"]
     assert passes.ratio == pytest.approx(388 / 197)
     assert passes.low is not None
     assert passes.high is not None
