@@ -130,17 +130,23 @@ def judge(judging: Judging, results: Results) -> Iterator[VoteMoment]:
             or (judging.retry and votes[ballot]["value"] is None)
         ]
         left = {ballot for ballot, _ in missing}
-        cast = [votes[ballot] for ballot in messages if ballot not in left]
-        unreadable = [vote for vote in cast if vote["value"] is None]
+        cast = {at: votes[ballot] for at, ballot in enumerate(messages) if ballot not in left}
+        unreadable = {at: vote for at, vote in cast.items() if vote["value"] is None}
+        places = {ballot: at for at, ballot in enumerate(messages)}
         done, total = len(cast), len(messages)
-        yield VoteMoment(done, total, tuple(unreadable))
+
+        def moment() -> VoteMoment:
+            """In the order of the records, whichever came first."""
+            return VoteMoment(done, total, [unreadable[at] for at in sorted(unreadable)])
+
+        yield moment()
         for ballot, told in judging.voice.replies(missing):
             line = _vote(ballot, told, judging.rubric, marks[ballot[0]])
             file.append(line)
             done += 1
             if line["value"] is None:
-                unreadable.append(line)
-            yield VoteMoment(done, total, tuple(unreadable))
+                unreadable[places[ballot]] = line
+            yield moment()
 
 
 def judged_records(rubric: Rubric, results: Results) -> list[Record]:
