@@ -149,9 +149,21 @@ def test_two_files_are_compared_or_refused_by_name(tmp_path: Path) -> None:
     )
     with pytest.raises(InvalidRequest, match="'d000' has one question"):
         pair_of(first, changed)
+    golden = made(tmp_path / "g", "sequential", [record("d000", budgets=LOOKS, gold=-1)])
+    with pytest.raises(InvalidRequest, match="'d000' has one gold answer"):
+        pair_of(first, golden)
     strange = made(tmp_path / "y", "sequential", [record("z", budgets=LOOKS)])
     with pytest.raises(InvalidRequest, match="no sample in common"):
         pair_of(first, strange)
+
+
+def test_a_report_compares_no_two_questions_by_one_name(tmp_path: Path) -> None:
+    """As `compare` does: two sources, or two seeds of a task, may lie in one folder."""
+    made(tmp_path, "sequential", curve((0.0, 0.5, 1.0)))
+    made(tmp_path, "hogwild-2", [record("d000", budgets=LOOKS, question="Thrice?")])
+    with pytest.raises(InvalidRequest, match=r"'d000' has one question in .* and another in"):
+        write_report(tmp_path, tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
 
 
 def test_results_for_other_programs_agree_with_each_other(tmp_path: Path) -> None:
