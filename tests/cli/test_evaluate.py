@@ -529,7 +529,7 @@ def test_compare_says_the_difference_and_its_exit_code_says_a_loss(
     )
     worse = cli("compare", good, bad)
     assert worse.exit_code == 10
-    assert "8 passes: -1.000 (95 % -1.000 to -1.000), better 0, same 0, worse 9" in worse.output
+    assert "8 passes: -1.000 (95 % -1.000 to -0.455), better 0, same 0, worse 9" in worse.output
     assert cli("compare", bad, good).exit_code == cli("compare", good, good).exit_code == 0
     other = write(tmp_path, header(task="triples"), [record("d1")])
     refused = cli("compare", good, other)

@@ -141,6 +141,22 @@ def test_a_models_own_sampling_is_what_a_request_means_that_says_nothing(
     assert team.choice == expected
 
 
+@pytest.mark.parametrize("options", [["--seed", "5"], ["--set", "seed=5"], ["--seed", "0"], []])
+def test_a_seed_is_chosen_for_all_requests_or_for_none(
+    monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    served = made_front(monkeypatch, *options)[0].served
+    said: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
+    team = {**said, "manyhands": {"method": "hogwild"}}
+    seeds = set()
+    for body in (said, said, team, team):
+        asked = understand(CHAT, body, served)
+        told = asked.settings if asked.spec is None else asked.spec.settings
+        assert told is not None
+        seeds.add(told.seed)
+    assert seeds == {int(options[-1].removeprefix("seed="))} if options else len(seeds) == 4
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="the signal is one of Unix")
 def test_the_bundled_model_is_served() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", KEY_VARIABLE: KEY}

@@ -22,6 +22,7 @@ from manyhands.evaluation.endpoint import (
     EndpointOptions,
     at_once,
 )
+from manyhands.evaluation.seeds import seed_of
 from manyhands.prompts.chain_of_draft import drafted
 from manyhands.prompts.load import Prompts
 from manyhands.schema.waits import LONGEST_WAIT
@@ -46,7 +47,7 @@ def test_one_answer_each() -> None:
     assert {(s["model"], s["max_tokens"], s["temperature"], s["key"]) for s in seen} == {
         ("m", 64, 0.5, "Bearer secret")
     }
-    assert {s["seed"] for s in seen} == {5}
+    assert sorted(s["seed"] for s in seen) == sorted(seed_of(5, f"d{n}") for n in (1, 2, 3))
 
 
 @pytest.mark.parametrize("words", [Prompts(), drafted(Prompts())], ids=["plain", "drafted"])
@@ -84,8 +85,9 @@ def test_without_other_words_it_is_told_to_box() -> None:
 
 
 def test_a_vote_of_several() -> None:
-    answers = {0: "\\boxed{3}", 1: "\\boxed{ 2}", 2: "no idea", 3: "\\boxed{2.0}"}
-    with server(lambda asked: completion(answers[asked["seed"]])) as (url, _):
+    answers = "\\boxed{3}", "\\boxed{ 2}", "no idea", "\\boxed{2.0}"
+    first = seed_of(0, "d1")
+    with server(lambda asked: completion(answers[asked["seed"] - first])) as (url, _):
         door = endpoint(url)
         (found,) = EndpointCandidate(door, 64, 4).answered([Asked(Doubles().samples()[0])])
         door.close()
@@ -95,7 +97,8 @@ def test_a_vote_of_several() -> None:
 
 
 def test_a_vote_in_which_nobody_has_an_answer() -> None:
-    with server(lambda asked: completion(f"no idea {asked['seed']}")) as (url, _):
+    first = seed_of(0, "d1")
+    with server(lambda asked: completion(f"no idea {asked['seed'] - first}")) as (url, _):
         door = endpoint(url)
         (found,) = EndpointCandidate(door, 64, 2).answered([Asked(Doubles().samples()[0])])
         door.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from manyhands.evaluation.judge import (
     with_judgements,
 )
 from manyhands.evaluation.record import EXAM_LINES, read_results
+from manyhands.evaluation.seeds import seed_of
 from manyhands.evaluation.voices import EndpointVoice, EngineVoice, judge_spec
 from manyhands.prompts.judging import JudgingPrompt
 from manyhands.schema.lines import read_lines
@@ -84,7 +86,9 @@ def test_three_votes_are_averaged_and_none_is_dropped(tmp_path: Path) -> None:
         header("team", method="hogwild"),
         [team_record("d1"), team_record("d2"), record("solo")],
     )
-    votes = {0: "\\boxed{4}", 1: "\\boxed{3}", 2: "bla bla"}
+    said = "\\boxed{4}", "\\boxed{3}", "bla bla"
+    votes = {seed_of(n, name, 0): vote for name in ("d1", "d2") for n, vote in enumerate(said)}
+    assert len(votes) == 6, "no two votes are drawn alike"
     with server(lambda asked: completion(votes[asked["seed"]])) as (url, seen):
         last = list(judge(judging(url), read_results(path)))[-1]
     assert (last.done, last.total, last.unread) == (6, 6, 2)
@@ -215,3 +219,36 @@ def test_parts_of_one_text_are_no_team_to_be_judged(tmp_path: Path, method: str)
     with pytest.raises(NothingToJudge, match=f"of the method {method}, which has parts"):
         judged_records(RUBRICS["collaborativeness"], read_results(path))
     assert judged_records(RUBRICS["quality"], read_results(path))
+
+
+def test_a_vote_counts_for_the_answer_on_which_it_was_cast(tmp_path: Path) -> None:
+    """An exam that was begun anew under the same label leaves the votes on the earlier one beside it."""
+    head = header("x", method="hogwild")
+    votes = ["\\boxed{5}", "\\boxed{4}", "\\boxed{2}"]
+    with server(lambda asked: completion(votes.pop(0))) as (url, seen):
+        path = write(tmp_path, head, [record("d1", text="It is 2."), record("d2", text="4")])
+        list(judge(judging(url, "quality"), read_results(path)))
+        assert votes == ["\\boxed{2}"]
+        path.unlink()
+        path = write(tmp_path, head, [record("d1", text="I do not know."), record("d2", text="4")])
+        first, second = with_judgements(read_results(path)).records
+        assert "quality" not in first.judgements
+        assert second.judgements["quality"]["value"] is not None
+        last = list(judge(judging(url, "quality"), read_results(path)))[-1]
+    assert (last.done, last.total, len(seen)) == (2, 2, 3)
+    first, second = with_judgements(read_results(path)).records
+    assert first.judgements["quality"]["votes"] == [2]
+
+
+def test_votes_from_before_they_said_what_they_are_on_still_count(tmp_path: Path) -> None:
+    path = write(tmp_path, header("x", method="hogwild"), [record("d1")])
+    with server(lambda asked: completion("\\boxed{4}")) as (url, seen):
+        list(judge(judging(url, "quality"), read_results(path)))
+        file = votes_file(path, "quality")
+        head, vote = map(json.loads, file.read_text().splitlines())
+        del vote["of"]
+        file.write_text("".join(json.dumps(line) + "\n" for line in (head, vote)))
+        list(judge(judging(url, "quality"), read_results(path)))
+        assert len(seen) == 1
+    (found,) = with_judgements(read_results(path)).records
+    assert found.judgements["quality"]["value"] == 4

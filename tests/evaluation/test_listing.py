@@ -11,6 +11,7 @@ from manyhands.evaluation.listing import in_order, listed, verdict_of, worst_fir
 from manyhands.evaluation.record import Record, keep_trace, read_results
 from manyhands.evaluation.report import write_report
 from manyhands.evaluation.summary import Summary
+from manyhands.replay.trace import SCHEMA
 from tests.evaluation.small import header, record, team_record, write
 from tests.server.browser import Visit, launched
 
@@ -159,3 +160,21 @@ def test_the_list_is_sifted_in_a_browser(tmp_path: Path) -> None:
         wide = visit.page.evaluate("document.documentElement.scrollWidth")
         assert wide <= 360, "the list scrolls in its own frame"
         visit.close("file://")
+
+
+def test_a_run_that_was_asked_again_is_not_shown_by_its_earlier_trace(tmp_path: Path) -> None:
+    """`--traces` may be left out the second time, and the earlier traces lie where they lay."""
+    path = write(
+        tmp_path / "exam", header("team"), [record("a", text="Two."), record("b", text="4")]
+    )
+    head = {"schema": SCHEMA, "kind": "header", "model": "tiny"}
+    for name, text in (("a", "It is 2."), ("b", "4")):
+        keep_trace(path, (name, 0), [head, {"kind": "end", "answer": {"text": text}}], 1.0)
+    shown: list[str] = []
+
+    def show(trace: Path) -> str:
+        shown.append(trace.name)
+        return "<p>run</p>"
+
+    write_report(tmp_path / "exam", tmp_path / "page.html", show=show, most_pages=4)
+    assert shown == ["b.0.jsonl"]

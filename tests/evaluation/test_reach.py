@@ -86,6 +86,29 @@ def test_what_is_never_reached_and_what_is_known_from_the_first_look(tmp_path: P
     assert reaches(wrong, [base]) == []
 
 
+def test_few_samples_that_agree_are_not_sure_of_a_ratio(tmp_path: Path) -> None:
+    looks = [0.0, 0.5, 1.0], [0.0, 1.0, 1.0]
+    names = "sequential", "hogwild-2"
+    base, twice = (
+        summary(made(tmp_path, name, [_alike(f"d{n}", values) for n in range(3)]))
+        for name, values in zip(names, looks, strict=True)
+    )
+    found = {(r.label, r.what): r for r in reaches(base, [twice])}
+    passes = found[names[1], "passes"]
+    assert passes.ratio == pytest.approx(388 / 197)
+    assert passes.low is not None
+    assert passes.high is not None
+    assert passes.low < 1 < 2 < passes.high
+
+
+def _alike(name: str, values: list[float]) -> Record:
+    scores = {
+        str(b): {"value": value, "passes": b, "tokens": b, "seconds": 0.1 * b}
+        for b, value in zip(LOOKS, values, strict=True)
+    }
+    return record(name, scores=scores)
+
+
 def test_a_gain_and_a_loss_are_both_said_at_their_budgets(tmp_path: Path) -> None:
     base = summary(made(tmp_path, "sequential", curve((0.2, 0.5, 0.9))))
     mixed = summary(made(tmp_path, "hogwild-2", curve((0.6, 0.5, 0.5))))
@@ -126,9 +149,21 @@ def test_two_files_are_compared_or_refused_by_name(tmp_path: Path) -> None:
     )
     with pytest.raises(InvalidRequest, match="'d000' has one question"):
         pair_of(first, changed)
+    golden = made(tmp_path / "g", "sequential", [record("d000", budgets=LOOKS, gold=-1)])
+    with pytest.raises(InvalidRequest, match="'d000' has one gold answer"):
+        pair_of(first, golden)
     strange = made(tmp_path / "y", "sequential", [record("z", budgets=LOOKS)])
     with pytest.raises(InvalidRequest, match="no sample in common"):
         pair_of(first, strange)
+
+
+def test_a_report_compares_no_two_questions_by_one_name(tmp_path: Path) -> None:
+    """As `compare` does: two sources, or two seeds of a task, may lie in one folder."""
+    made(tmp_path, "sequential", curve((0.0, 0.5, 1.0)))
+    made(tmp_path, "hogwild-2", [record("d000", budgets=LOOKS, question="Thrice?")])
+    with pytest.raises(InvalidRequest, match=r"'d000' has one question in .* and another in"):
+        write_report(tmp_path, tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
 
 
 def test_results_for_other_programs_agree_with_each_other(tmp_path: Path) -> None:
@@ -154,6 +189,19 @@ def test_results_for_other_programs_agree_with_each_other(tmp_path: Path) -> Non
         ("Costs", 6),
     ]
     assert len(whole["costs"]) == 6
+
+
+def test_a_method_that_shares_no_budget_has_its_difference_in_the_table(tmp_path: Path) -> None:
+    """Each is compared at its own end, as a server is, whose budget counts tokens."""
+    made(tmp_path, "sequential", curve((0.0, 0.5, 1.0)))
+    url = "http://127.0.0.1:1/v1"
+    half = [record(f"d{n:03}", float(n < 50), budgets=(64,)) for n in range(100)]
+    made(tmp_path, "server", half, budgets=(64,), endpoint=url)
+    write_report(tmp_path, tmp_path / "page.html")
+    with (tmp_path / "page.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    (row,) = (row for row in rows if row["method"] == "server")
+    assert (float(row["difference"]), row["losses"]) == (-0.5, "50")
 
 
 def test_ten_lines_can_be_told_apart_without_colour() -> None:

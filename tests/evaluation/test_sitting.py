@@ -149,3 +149,21 @@ def test_a_strategy_that_tells_nothing_is_charged_all_the_same(counts: bool) -> 
     for budget in (6, 9):
         assert answered.spent[budget]["passes"] == answered.spent[budget]["tokens"] == 6
         assert (answered.spent[budget]["seconds"] or 0) > 0
+
+
+def test_no_two_questions_have_the_same_draws() -> None:
+    """With one seed for all, whatever is unlikely is drawn in all of them at once; yet every exam has the same seeds."""
+    settings = SoloSettings(budget=4, seed=3, end=EndSettings(finisher=False, reply=False))
+    asked = [Asked(sample, repeat) for sample in Doubles(3).samples() for repeat in (0, 1)]
+
+    def seeds(settings: SoloSettings) -> dict[tuple[str, int], int]:
+        one = candidate(settings, traced={"model": "small"})
+        return {each.asked.key: each.trace[0]["seed"] for each in one.answered(asked)}
+
+    found = seeds(settings)
+    assert len(set(found.values())) == 6
+    assert seeds(settings) == found
+    later = seeds(replace(settings, seed=4))
+    assert later["d1", 0] == found["d1", 1], (
+        "a repeat has the seed of a first one that is as much larger"
+    )

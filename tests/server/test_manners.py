@@ -248,6 +248,59 @@ def test_a_page_of_a_named_site_may_use_a_client_with_headers_of_its_own() -> No
         assert "x-manyhands-run" in allowed.headers["access-control-expose-headers"]
 
 
+def test_what_a_browser_asks_before_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """A site that was named wrongly is seen in no other place: no request comes behind a refusal."""
+    place = Place("127.0.0.1", 0, drain=0.0, log=False, origins=("https://page.example",))
+    with running(make_house(), place) as house, caplog.at_level("INFO", "manyhands.server"):
+        for origin in ("https://page.example", "https://other.example"):
+            asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+            assert httpx2.options(f"{house.url}{CHAT}", headers=asked).headers["x-request-id"]
+        assert soon(lambda: sum(each.message == "request" for each in caplog.records) == 2)
+        told: list[Any] = [getattr(each, "line", None) for each in caplog.records]
+        assert [(line["path"], line["origin"], line["status"]) for line in told] == [
+            (CHAT, "https://page.example", 200),
+            (CHAT, "https://other.example", 400),
+        ]
+        numbers = house.front.metrics.page().decode()
+    assert 'manyhands_requests_total{route="preflight",status="400"} 1.0' in numbers
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "*",
+        "page.example",
+        "https://page.example/",
+        "https://Page.example",
+        "https://a.b, https://c.d",
+    ],
+)
+def test_a_site_that_no_browser_names_so_is_refused_at_the_start(origin: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"allow_origin is .* expected a site"):
+        check_place(Place(origins=(origin,)), has_keys=True)
+    check_place(Place(origins=("https://page.example", "app://x", "null")), has_keys=True)
+
+
+@pytest.mark.parametrize("host", ["https://page.example", "page.example/ai", "*", "a b"])
+def test_a_host_that_no_request_has_is_refused_at_the_start(host: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"allow_host is .* expected a name"):
+        check_place(Place(hosts=(host,)), has_keys=True)
+    check_place(Place(hosts=("page.example", "Page.Example:8443", "[::1]")), has_keys=True)
+
+
+def test_a_body_with_two_lengths_is_refused_and_nothing_behind_it_answered(guarded: House) -> None:
+    """The rest, which a proxy in front takes for a part of the body, would be a request of somebody else's here."""
+    begins = head(guarded, "Content-Length: 5", "Transfer-Encoding: chunked")
+    behind = b"0\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with connected(guarded) as client:
+        client.settimeout(5)
+        client.sendall(begins + behind)
+        told = b"".join(iter(lambda: client.recv(65536), b""))
+    assert told.count(b"HTTP/1.1 ") == 1
+    assert b"400 Bad Request" in told
+    assert b"both Content-Length and Transfer-Encoding" in told
+
+
 def head(house: House, *lines: str) -> bytes:
     host = house.url.removeprefix("http://")
     own = [f"POST {CHAT} HTTP/1.1", f"Host: {host}", f"Authorization: Bearer {KEY}"]

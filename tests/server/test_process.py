@@ -179,6 +179,21 @@ def test_few_files_are_told_once_and_cost_no_log() -> None:
     ]
 
 
+def test_whatever_any_room_warns_of_is_a_line_of_the_log() -> None:
+    """A cache whose disk is full, say: a sentence among JSON is no line for the program that reads the log."""
+    program = (
+        "import logging, warnings; from manyhands.server.process import _log_lines; _log_lines(); "
+        "logging.getLogger('manyhands.cache').warning('the disk is full'); warnings.warn('odd'); "
+        "logging.getLogger('manyhands.server').info('request', extra={'line': {'status': 200}})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [line["level"] for line in lines] == ["warning", "warning", "info"]
+    assert lines[0]["message"] == "the disk is full"
+    assert "odd" in lines[1]["message"]
+    assert lines[2]["status"] == 200
+
+
 def test_a_log_on_a_full_disk_disturbs_nobody() -> None:
     with open("/dev/full", "w") as full, process("0", log=full.fileno()) as (child, url):
         assert post(url, max_tokens=2).status_code == 200

@@ -232,6 +232,32 @@ def test_every_method_answers_whole_and_in_pieces(
         assert places == 1 or not METHODS[method.split("-")[0]].solo
 
 
+def test_a_request_without_a_seed_is_another_sample_each_time(client: OpenAI) -> None:
+    """Of plain requests, of methods and of runs; with a seed, or where the server has one, all are alike."""
+    asked: dict[str, Any] = {"messages": ASK, "max_tokens": 12, "temperature": 1.0}
+    run = {"problem": "1+2", "method": "sequential", "budget": 12, "choice": {"temperature": 1.0}}
+
+    def said(client: OpenAI, **more: Any) -> list[set[Any]]:
+        whole = client.chat.completions.create
+        plain = {whole(model=NAME, **asked, **more).choices[0].message.content for _ in range(3)}
+        name = f"{NAME}:hogwild-2"
+        team = [whole(model=name, **asked, **more).choices[0].message for _ in range(3)]
+        thoughts = {(message.model_extra or {})["reasoning_content"] for message in team}
+        url = str(client.base_url).rstrip("/")
+        runs = [httpx2.post(f"{url}/runs", json=run | more).json()["id"] for _ in range(3)]
+        for one in runs:
+            assert soon(lambda one=one: httpx2.get(f"{url}/runs/{one}").json()["status"] == "done")  # type: ignore[misc]
+        ends = {httpx2.get(f"{url}/runs/{one}").json()["end"]["answer"]["text"] for one in runs}
+        return [plain, thoughts, ends]
+
+    assert [len(each) for each in said(client)] == [1, 1, 1], "the house has a seed"
+    with running(make_house(seed=None)) as house:
+        url = f"{house.url}/v1"
+        with OpenAI(base_url=url, api_key="none", max_retries=0) as fresh:
+            assert [len(each) for each in said(fresh)] == [3, 3, 3]
+            assert [len(each) for each in said(fresh, seed=5)] == [1, 1, 1]
+
+
 @pytest.mark.parametrize("method", ["hogwild-2", "sequential"])
 def test_samples_of_a_method_are_runs_that_differ_in_their_seed(
     house: House, client: OpenAI, method: str

@@ -23,6 +23,7 @@ from manyhands.evaluation.shared import SHARED_PREFIX
 from manyhands.hub import BUNDLED
 from manyhands.model.generation import own_choice
 from manyhands.schema.bounded import read_small
+from manyhands.schema.choosing import pairs
 from manyhands.server.keys import Keys
 from manyhands.server.limits import Limits
 from manyhands.tasks.arithmetic.world import outside_world
@@ -95,6 +96,7 @@ def make_front(options: ServeOptions, keys: Keys, mark: str = "") -> Front:
         tree=engine.prefixes,
         limits=limits,
         unsaid=unsaid,
+        seed=unsaid.seed if "seed" in {**pairs(options.listed), **options.chosen} else None,
         own=None if options.greedy else own_choice(model),
         vocabulary=engine.facts.vocab_size,
         outside=outside_world if model == BUNDLED else None,

@@ -57,7 +57,9 @@ class ServeOptions(Limits, ModelSettings, ServingSettings):
     )
     log: bool = setting(True, "Log each request on stderr, as a line of JSON.", panel=_DOOR)
     prompts: Path | None = like(SolveOptions, "prompts")
-    chosen: Chosen = options_of({SHARED_PREFIX: UNSAID}, panel=_LINES)
+    chosen: Chosen = options_of(
+        {SHARED_PREFIX: UNSAID}, panel=_LINES, unset={"seed": "another one for each request"}
+    )
     greedy: bool = like(SolveOptions, "greedy", panel=_LINES)
     listed: tuple[str, ...] = like(
         SolveOptions,

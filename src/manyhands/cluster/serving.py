@@ -27,7 +27,6 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -42,6 +41,7 @@ from manyhands.errors import ManyhandsError
 from manyhands.server.app import make_app
 from manyhands.server.body import read_json
 from manyhands.server.chat import LEFT
+from manyhands.server.cors import cors_of
 from manyhands.server.failures import Refusal, draining, failure_of
 from manyhands.server.front import Front
 from manyhands.server.gate import Gate
@@ -234,13 +234,6 @@ class Door:
             origins=origins,
             open_prefix=_OPEN_PAGES,
         )
-        cors = Middleware(
-            CORSMiddleware,
-            allow_origins=list(origins),
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["*"],  # clients of OpenAI send many of their own
-            expose_headers=["x-request-id", "x-manyhands-run"],
-        )
 
         @asynccontextmanager
         async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -253,7 +246,7 @@ class Door:
                 Route(RUNS, self._list_runs, methods=["GET"]),
                 Route("/{path:path}", self._forward, methods=["GET", "HEAD", "POST", "DELETE"]),
             ],
-            middleware=[*([cors] if origins else []), gate],
+            middleware=[*cors_of(origins), gate],
             lifespan=lifespan,
             exception_handlers={Refusal: _refused, ManyhandsError: _refused},
         )

@@ -12,6 +12,7 @@ The room between them asks, grades, keeps and compares:
     run.py         the exam itself: ask what is missing, grade, keep
     judge.py       votes of another model: how well a team worked together, how good an answer is
     voices.py      the judges themselves: a server, or a model of our own
+    seeds.py       a seed for each question, and for each vote
     statistics.py  intervals, and differences on the same samples
     summary.py     records into curves, costs and comparisons
     losses.py      where a method loses, in sentences

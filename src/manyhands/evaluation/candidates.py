@@ -16,6 +16,7 @@ from manyhands.engine.loop import Packs
 from manyhands.errors import InvalidRequest, ManyhandsError
 from manyhands.evaluation.endpoint import Endpoint, at_once, poll
 from manyhands.evaluation.record import Key
+from manyhands.evaluation.seeds import seed_of
 from manyhands.evaluation.sitting import Sitting, sit
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.prompts.votes import VotesPrompt
@@ -44,6 +45,10 @@ class Asked:
     def key(self) -> Key:
         """Which record it becomes."""
         return self.sample.id, self.repeat
+
+    def seed(self, first: int) -> int:
+        """Its own seed, of the seed of an exam's first repeat; those behind it count on."""
+        return seed_of(first + self.repeat, self.sample.id)
 
     @property
     def text(self) -> str:
@@ -86,7 +91,7 @@ class MethodCandidate:
     """A method on our engine, `concurrency` questions at a time.
 
     `spec` says how each question is answered; its own problem is not asked. Its settings hold the budgets:
-    the largest as budget, the others as snapshots. Repeats differ by their seed. The first repeat of the
+    the largest as budget, the others as snapshots. Each question and each repeat has a seed of its own (`Asked.seed`). The first repeat of the
     samples in `watched` keeps its writing. With a `tree`, prompts are found in it and left there. With `traced`, all that
     stands in a trace's header besides the run itself, every answer brings its trace.
     """
@@ -137,7 +142,7 @@ class MethodCandidate:
                 continue
             check_given(one, Asked, "as a question of an exam", "Write Asked(sample).")
             try:
-                spec = self.spec.asked(clean_problem(one.text), one.repeat)
+                spec = self.spec.asked(clean_problem(one.text), one.seed(self.spec.settings.seed))
                 strategy = spec.strategy(self.text)
             except ManyhandsError as error:
                 failed.append(Answered(one, error))
@@ -210,8 +215,7 @@ class EndpointCandidate:
 
         def answer(one: Asked) -> Answered:
             message = self.message(clean_problem(one.text))
-            seed = self.seed + one.repeat * self.workers
-            said = poll(self.endpoint, message, self.workers, seed, self.kind)
+            said = poll(self.endpoint, message, self.workers, one.seed(self.seed), self.kind)
             tokens = sum(said.tokens) if said.tokens else None
             return Answered(
                 one,

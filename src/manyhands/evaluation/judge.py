@@ -11,11 +11,14 @@ cast, so judging can be stopped and go on like the exam itself, and be done long
     DIR/<task>/judgements/<rubric>/<label>.jsonl
 
 A vote that names no level is kept as it was said, with the value None: it is counted and told, and only
-the votes that can be read are averaged.
+the votes that can be read are averaged. A vote says what it was cast on (`of`): where a sample was asked again, the votes on
+its earlier answer count no more, and are asked for again.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -114,6 +117,7 @@ def judge(judging: Judging, results: Results) -> Iterator[VoteMoment]:
     path = votes_file(results.path, judging.rubric.name)
     with LineFile(path, EXAM_LINES, make_folder=True) as file:
         votes = _by_ballot(path, file.resume(header_line(judging.header(results))))
+        marks = {record.key: mark_of(record) for record in wanted}
         messages = {
             (record.key, vote): _message(judging, results, record)
             for record in wanted
@@ -122,21 +126,26 @@ def judge(judging: Judging, results: Results) -> Iterator[VoteMoment]:
         missing = [
             (ballot, message)
             for ballot, message in messages.items()
-            if ballot not in votes or (judging.retry and votes[ballot]["value"] is None)
+            if not _is_on(votes.get(ballot), marks[ballot[0]])
+            or (judging.retry and votes[ballot]["value"] is None)
         ]
         left = {ballot for ballot, _ in missing}
+        cast = {at: votes[ballot] for at, ballot in enumerate(messages) if ballot not in left}
+        unreadable = {at: vote for at, vote in cast.items() if vote["value"] is None}
+        places = {ballot: at for at, ballot in enumerate(messages)}
+        done, total = len(cast), len(messages)
 
         def moment() -> VoteMoment:
-            cast = [votes[b] for b in messages if b in votes and b not in left]
-            unreadable = [vote for vote in cast if vote["value"] is None]
-            return VoteMoment(len(messages) - len(left), len(messages), unreadable)
+            """In the order of the records, whichever came first."""
+            return VoteMoment(done, total, [unreadable[at] for at in sorted(unreadable)])
 
         yield moment()
         for ballot, told in judging.voice.replies(missing):
-            line = _vote(ballot, told, judging.rubric)
+            line = _vote(ballot, told, judging.rubric, marks[ballot[0]])
             file.append(line)
-            votes[ballot] = line
-            left.discard(ballot)
+            done += 1
+            if line["value"] is None:
+                unreadable[places[ballot]] = line
             yield moment()
 
 
@@ -178,13 +187,33 @@ def with_judgements(results: Results) -> Results:
         header, *lines = read_lines(path, EXAM_LINES)
         votes = _by_ballot(path, lines)
         for index, record in enumerate(records):
-            cast = [line["value"] for (key, _), line in sorted(votes.items()) if key == record.key]
+            own = [line for (key, _), line in sorted(votes.items()) if key == record.key]
+            mark = mark_of(record) if own else ""
+            cast = [line["value"] for line in own if _is_on(line, mark)]
             if cast:
                 judgement = _mean(cast) | {"highest": header.get("highest")}
                 records[index] = replace(
                     record, judgements={**record.judgements, rubric: judgement}
                 )
     return replace(results, records=tuple(records))
+
+
+def mark_of(record: Record) -> str:
+    """A digest of what is judged: question, gold, answer, and the finished steps."""
+    judged = (
+        record.question,
+        record.gold,
+        record.facts.get("reference"),
+        record.answer,
+        record.text,
+    )
+    steps = [(step["worker"], step["step"], step["text"]) for step in record.steps]
+    return hashlib.sha256(json.dumps([judged, steps]).encode()).hexdigest()[:16]
+
+
+def _is_on(vote: Line | None, mark: str) -> bool:
+    """Whether there is such a vote, on what has this mark; of one from before there were marks nobody knows better."""
+    return vote is not None and vote.get("of", mark) == mark
 
 
 def graded_by_judges(results: Results) -> Results:
@@ -294,7 +323,7 @@ def _reading_of(results: Results) -> str | None:
     return method.reading(from_plain(method.settings, results.header.settings, "settings"))
 
 
-def _vote(ballot: Ballot, told: str | ManyhandsError, rubric: Rubric) -> Line:
+def _vote(ballot: Ballot, told: str | ManyhandsError, rubric: Rubric, mark: str) -> Line:
     (sample, repeat), vote = ballot
     failed = isinstance(told, ManyhandsError)
     text = "" if isinstance(told, ManyhandsError) else told
@@ -303,6 +332,7 @@ def _vote(ballot: Ballot, told: str | ManyhandsError, rubric: Rubric) -> Line:
         "sample": sample,
         "repeat": repeat,
         "vote": vote,
+        "of": mark,
         "value": None if failed else read_level(text, rubric.highest),
         "error": str(told) if failed else None,
         "text": text,
@@ -310,7 +340,7 @@ def _vote(ballot: Ballot, told: str | ManyhandsError, rubric: Rubric) -> Line:
 
 
 def _by_ballot(path: Path, lines: Sequence[Line]) -> dict[Ballot, Line]:
-    """Every vote; a later one counts instead of one that could not be read."""
+    """Every vote; a later one counts instead of one that could not be read, or was cast on an earlier answer."""
     found: dict[Ballot, Line] = {}
     for number, line in enumerate(lines, start=2):
 

@@ -11,11 +11,15 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
+from manyhands.errors import ManyhandsError
 from manyhands.evaluation.groups import group_of
 from manyhands.evaluation.record import Key, Record, trace_path
 from manyhands.evaluation.summary import Summary
+from manyhands.replay.trace import TRACE_LINES
+from manyhands.schema.lines import read_lines
 
 VERDICTS = ("right", "in part", "wrong", "no answer", "failed", "not judged")
 _LONGEST = 160  # characters of an answer in the list; the records have all of it
@@ -84,15 +88,27 @@ def pages_of(summaries: Sequence[Summary], make: Page, most: int) -> dict[tuple[
     """Pages of the runs that kept their traces: at most so many of each method, the worst runs first."""
     found: dict[tuple[str, Key], str] = {}
     for summary in summaries:
-        kept = [
+        kept = (
             (record, path)
             for record in worst_first(summary)
-            if (path := trace_path(summary.results.path, record.key)).exists()
-        ]
-        for record, path in kept[:most]:
+            if _is_of(path := trace_path(summary.results.path, record.key), record)
+        )
+        for record, path in islice(kept, most):
             if (page := make(path)) is not None:
                 found[summary.label, record.key] = page
     return found
+
+
+def _is_of(path: Path, record: Record) -> bool:
+    """Whether a trace is there, and of this answer: a sample that is asked again without `--traces` leaves the earlier one."""
+    if not path.exists():
+        return False
+    try:
+        last = read_lines(path, TRACE_LINES)[-1]
+    except ManyhandsError:  # for the one who makes its page to say
+        return True
+    told = last.get("answer")
+    return not isinstance(told, Mapping) or told.get("text", record.text) == record.text
 
 
 def _line(summary: Summary, record: Record, page: str | None) -> Listed:

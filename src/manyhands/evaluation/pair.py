@@ -6,6 +6,7 @@ left out. The verdict is that of the largest budget which both were asked for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from manyhands.errors import InvalidRequest
 from manyhands.evaluation.judge import graded_by_judges, with_judgements
 from manyhands.evaluation.losses import Comparison, compare_everywhere
 from manyhands.evaluation.reach import Reach, reaches
-from manyhands.evaluation.record import read_results
+from manyhands.evaluation.record import Record, read_results
 from manyhands.evaluation.summary import Summary
 
 
@@ -42,13 +43,7 @@ def pair_of(first: str | Path, second: str | Path) -> Pair:
             f"{str(first)!r} has records of the task {tasks[0]!r}, {str(second)!r} of {tasks[1]!r}",
             hint="compare two methods on one task",
         )
-    asked = [{r.sample: r.question for r in s.records} for s in (theirs, ours)]
-    for sample in sorted(asked[0].keys() & asked[1].keys()):
-        if asked[0][sample] != asked[1][sample]:
-            raise InvalidRequest(
-                f"sample {sample!r} has one question in {str(first)!r} and another in {str(second)!r}",
-                hint="ask both with the same --source, --seed and options of the task",
-            )
+    check_asked_the_same([theirs, ours])
     for path, summary in ((first, theirs), (second, ours)):
         if summary.waits_for_judge:
             raise InvalidRequest(
@@ -61,8 +56,27 @@ def pair_of(first: str | Path, second: str | Path) -> Pair:
             f"{str(first)!r} and {str(second)!r} have no sample in common",
             hint="ask both for the same samples",
         )
-    alone = len(asked[0].keys() - asked[1].keys()), len(asked[1].keys() - asked[0].keys())
+    asked = [{record.sample for record in summary.records} for summary in (theirs, ours)]
+    alone = len(asked[0] - asked[1]), len(asked[1] - asked[0])
     return Pair(theirs, ours, tuple(found), tuple(reaches(theirs, [ours])), alone)
+
+
+def check_asked_the_same(summaries: Sequence[Summary]) -> None:
+    """Raise InvalidRequest for a sample that has one question or gold answer in one file, and another in the next.
+
+    What is compared by its name would be two things.
+    """
+    known: dict[str, tuple[Record, Path]] = {}
+    for summary in summaries:
+        for record in summary.records:
+            before, place = known.setdefault(record.sample, (record, summary.results.path))
+            for what in ("question", "gold"):
+                if getattr(before, what) != getattr(record, what):
+                    name = {"gold": "gold answer"}.get(what, what)
+                    raise InvalidRequest(
+                        f"sample {record.sample!r} has one {name} in {str(place)!r} and another in {str(summary.results.path)!r}",
+                        hint="ask both with the same --source, --task-seed and options of the task, or in folders of their own",
+                    )
 
 
 def _read(path: str | Path) -> Summary:

@@ -4,7 +4,8 @@ The accuracy is a share (97 %) of the baseline's own at its largest budget. Betw
 value is taken as a straight line. A curve that has the accuracy at its first budget gives an upper bound
 and no cost; such a cost of the baseline has no ratio. Ratios are the baseline's cost over the method's, so
 2 is half the cost and 0 stands for a method that never gets there. Their intervals are percentile
-bootstraps over the samples that both were asked: each draw has its own accuracy and both its own costs.
+bootstraps over the samples that both were asked: each draw has its own accuracy and both its own costs. Samples that are all alike
+say nothing of others, so two stand among them of which one method has all and the other nothing, as in `statistics.py`.
 """
 
 from __future__ import annotations
@@ -82,8 +83,14 @@ def _reach(baseline: Summary, ours: Summary, what: str) -> Reach | None:
     is_dear = all(bool((cost > 0).all()) for cost in spent)
     if ours is baseline or differs or values[0][:, 0].mean() >= target[0] or not is_dear:
         return found
-    counts = np.random.default_rng(0).multinomial(len(common), once[0], size=RESAMPLES)
-    drawn, theirs_drawn, mine_drawn = _costs(counts / len(common), values, spent)
+    values, spent = (
+        _with_ends(values),
+        [np.vstack([cost, *[cost.mean(axis=0)] * 2]) for cost in spent],
+    )
+    size = len(common) + 2
+    counts = np.random.default_rng(0).multinomial(size, [1 / size] * size, size=RESAMPLES)
+    drawn, theirs_drawn, mine_drawn = _costs(counts / size, values, spent)
+    ratio = float(theirs[0] / mine[0])
     ratios = (theirs_drawn / mine_drawn)[drawn > 0]
     low, high = np.percentile(ratios, (2.5, 97.5))
     return Reach(
@@ -93,10 +100,17 @@ def _reach(baseline: Summary, ours: Summary, what: str) -> Reach | None:
         found.samples,
         found.cost,
         found.is_bound,
-        ratio=float(theirs[0] / mine[0]),
-        low=float(low),
-        high=float(high),
+        ratio=ratio,
+        low=min(ratio, float(low)),
+        high=max(ratio, float(high)),
     )
+
+
+def _with_ends(values: Sequence[Floats]) -> list[Floats]:
+    """The values of both with two samples more: one that the first always gets right and the second never, and the reverse."""
+    rows = np.ones((1, values[0].shape[1])), np.zeros((1, values[1].shape[1]))
+    others = np.zeros_like(rows[0]), np.ones_like(rows[1])
+    return [np.vstack([own, *more]) for own, *more in zip(values, rows, others, strict=True)]
 
 
 def _costs(

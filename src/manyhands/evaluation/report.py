@@ -39,6 +39,7 @@ from manyhands.evaluation.losses import (
     losses,
     resolution,
 )
+from manyhands.evaluation.pair import check_asked_the_same
 from manyhands.evaluation.plots import AXES, DARK, picture, save_png, svg_address
 from manyhands.evaluation.reach import SHARE, Reach, reaches
 from manyhands.evaluation.record import Key, read_results, result_files
@@ -120,7 +121,7 @@ def write_report(
 
     `baseline` is the label that the others are compared with, where a task has it. `show` makes a page of a
     trace; `most_pages` runs of each method get one, failures first. InvalidRequest if no
-    task has the baseline or records are not in order, OutputFailed if a page cannot be written.
+    task has the baseline, records are not in order, or a sample is two questions, OutputFailed if a page cannot be written.
     """
     folder, out = Path(folder), Path(out)
     summaries = [
@@ -135,6 +136,8 @@ def write_report(
         raise InvalidRequest(
             f"the files under {str(folder)!r} have no records yet", hint="run manyhands eval first"
         )
+    for found in tasks.values():
+        check_asked_the_same(found)
     labels = {summary.label for found in tasks.values() for summary in found}
     if baseline is not None and baseline not in labels:
         raise InvalidRequest(

@@ -1,7 +1,8 @@
 """The numbers of a report for other programs: JSON, CSV and Markdown beside the page.
 
 `results.json` of a page `report.html` is `report.json`, and so on. JSON and Markdown have all three tables: the
-points of all curves, the paired differences, the costs. CSV has the points with the differences beside them.
+points of all curves, the paired differences, the costs. CSV has the points with the differences beside them; one of two methods
+without a common budget, each at its own end, stands beside the method's last point.
 """
 
 from __future__ import annotations
@@ -89,7 +90,11 @@ def _pair(task: str, found: Comparison) -> Row:
 
 
 def _csv(points: Sequence[Row], pairs: Sequence[Row]) -> str:
-    beside = {(pair["task"], pair["method"], pair["budget"]): pair for pair in pairs}
+    ends = {(point["task"], point["method"]): point["budget"] for point in points}  # they rise
+    beside = {}
+    for pair in pairs:
+        owner = pair["task"], pair["method"]
+        beside[*owner, ends[owner] if pair["budget"] is None else pair["budget"]] = pair
     text = io.StringIO()
     writer = csv.DictWriter(text, (*POINT, *PAIRED), extrasaction="ignore")
     writer.writeheader()

@@ -24,7 +24,7 @@ from typing import Any
 from manyhands.errors import InvalidRequest
 from manyhands.evaluation.candidates import Answered, Asked, Candidate
 from manyhands.evaluation.grading import GraderFailed, Grading
-from manyhands.evaluation.record import Key, Record, RecordFile, keep_trace
+from manyhands.evaluation.record import Record, RecordFile, keep_trace
 from manyhands.schema.plain import to_plain
 from manyhands.schema.setting import in_brief, is_whole, own_number, whole_number
 from manyhands.tasks.graders import Score
@@ -107,11 +107,11 @@ def examine(exam: Exam, file: RecordFile, grading: Grading) -> Iterator[Moment]:
     asked = [Asked(sample, repeat) for repeat in range(exam.repeats) for sample in exam.samples]
     for one in asked:
         _check_same_question(one, file)
-    keys = [one.key for one in asked]
     missing = [one for one in asked if is_missing(file.records.get(one.key), exam.retry)]
-    known = len(asked) - len(missing)
     left = {one.key for one in missing}
-    yield _moment(None, file, keys, left, known, exam)
+    known = [file.records[one.key] for one in asked if one.key not in left]
+    so_far = _SoFar(exam.budgets[-1], len(asked), known)
+    yield so_far.moment()
     before = time.perf_counter()
     for answered in exam.candidate.answered(missing):
         scores, failure = _graded(answered, exam.budgets, grading)
@@ -121,8 +121,7 @@ def examine(exam: Exam, file: RecordFile, grading: Grading) -> Iterator[Moment]:
         if answered.trace and failure is None:
             keep_trace(file.path, record.key, answered.trace, record.value(exam.budgets[-1]))
         file.append(record)
-        left.discard(record.key)
-        yield _moment(record, file, keys, left, known, exam)
+        yield so_far.with_one_more(record)
 
 
 def checked_samples(task: Task) -> Sequence[Sample]:
@@ -265,21 +264,32 @@ def _record(
     )
 
 
-def _moment(
-    record: Record | None,
-    file: RecordFile,
-    keys: Sequence[Key],
-    left: set[Key],
-    known: int,
-    exam: Exam,
-) -> Moment:
-    done = [file.records[key] for key in keys if key not in left]
-    values = [one.value(exam.budgets[-1]) for one in done]
-    return Moment(
-        record,
-        done=len(done),
-        known=known,
-        total=len(keys),
-        accuracy=sum(values) / len(values) if values else 0.0,
-        num_failures=sum(one.error is not None for one in done),
-    )
+class _SoFar:
+    """The records that an exam has up to now, added up as they come: walking all of them behind each would take its time squared."""
+
+    def __init__(self, budget: int, total: int, known: Sequence[Record]) -> None:
+        self._budget, self._total, self._known = budget, total, len(known)
+        self._done, self._value, self._num_failures = 0, 0.0, 0
+        for record in known:
+            self._add(record)
+
+    def with_one_more(self, record: Record) -> Moment:
+        """The moment behind this record."""
+        self._add(record)
+        return self.moment(record)
+
+    def moment(self, record: Record | None = None) -> Moment:
+        """The moment that is now."""
+        return Moment(
+            record,
+            done=self._done,
+            known=self._known,
+            total=self._total,
+            accuracy=self._value / self._done if self._done else 0.0,
+            num_failures=self._num_failures,
+        )
+
+    def _add(self, record: Record) -> None:
+        self._done += 1
+        self._value += record.value(self._budget)
+        self._num_failures += record.error is not None

@@ -3,9 +3,10 @@
 Where every sample is right or wrong and was asked once, the interval is Wilson's, which is sound for
 few samples and near 0 and 1. Where a value may lie between (a list half right, several repeats), it is
 the percentile bootstrap over samples: repeats of one sample are averaged first, since they are not
-independent. The bootstrap knows only what it has seen, and no doubt where all values are alike, so a
-0 and a 1 are put among them, as Agresti and Coull do with shares; where values vary, that is hardly seen.
-All intervals are of 95 %, and the random numbers are seeded: a report stays the same.
+independent. The bootstrap knows only what it has seen, and no doubt where all values are alike, so the
+least and the most that a value may be are put among them, as Agresti and Coull do with shares, and Bonett and Price (2012) with
+differences of paired ones; where values vary, that is hardly seen. A value is from 0 to 1, a difference of two from -1 to 1, a judge's
+level from 1 to the highest of its rubric. All intervals are of 95 %, and the random numbers are seeded: a report stays the same.
 """
 
 from __future__ import annotations
@@ -70,12 +71,12 @@ class Difference:
 def interval(values: Sequence[float], *, repeated: bool = False) -> Interval:
     """The mean of one value per sample; `repeated` if these are means over repeats."""
     is_plain = not repeated and all(value in (0, 1) for value in values)
-    return _wilson(values) if is_plain else _doubtful(values)
+    return _wilson(values) if is_plain else _bootstrap(values, 0.0, 1.0)
 
 
-def mean_level(levels: Sequence[float]) -> Interval:
-    """The mean of what judges said; levels are no shares, so this is a bootstrap in any case."""
-    return _bootstrap(levels)
+def mean_level(levels: Sequence[float], highest: float) -> Interval:
+    """The mean of what judges said, from 1 to `highest`; levels are no shares, so this is a bootstrap in any case."""
+    return _bootstrap(levels, 1.0, highest)
 
 
 def difference(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Difference | None:
@@ -85,7 +86,7 @@ def difference(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Differ
         return None
     gaps = [ours[sample] - theirs[sample] for sample in common]
     return Difference(
-        _bootstrap(gaps),
+        _bootstrap(gaps, -1.0, 1.0),
         wins=sum(gap > 1e-9 for gap in gaps),
         ties=sum(abs(gap) <= 1e-9 for gap in gaps),
         losses=sum(gap < -1e-9 for gap in gaps),
@@ -98,18 +99,15 @@ def _wilson(values: Sequence[float]) -> Interval:
     scale = 1 + Z * Z / n
     centre = (mean + Z * Z / (2 * n)) / scale
     half = Z / scale * math.sqrt(mean * (1 - mean) / n + Z * Z / (4 * n * n))
-    return Interval(mean, max(0.0, centre - half), min(1.0, centre + half), n, WILSON)
+    low, high = max(0.0, centre - half), min(1.0, centre + half)
+    # At 0 and 1 the bound is the mean, and rounding must not put it on the other side: plots take the distance for a length.
+    return Interval(mean, min(low, mean), max(high, mean), n, WILSON)
 
 
-def _doubtful(values: Sequence[float]) -> Interval:
-    """The bootstrap of values from 0 to 1, with one of each end among them."""
+def _bootstrap(values: Sequence[float], least: float, most: float) -> Interval:
+    """The interval of values that lie from `least` to `most`, with one of each of these ends among them."""
     mean = sum(values) / len(values)
-    found = _bootstrap([*values, 0.0, 1.0])
-    return Interval(mean, min(found.low, mean), max(found.high, mean), len(values), BOOTSTRAP)
-
-
-def _bootstrap(values: Sequence[float]) -> Interval:
-    array = np.asarray(values, dtype=np.float64)
+    array = np.asarray([*values, least, most], dtype=np.float64)
     picks = np.random.default_rng(0).integers(0, len(array), (RESAMPLES, len(array)))
-    low, high = np.percentile(array[picks].mean(axis=1), (2.5, 97.5))
-    return Interval(float(array.mean()), float(low), float(high), len(array), BOOTSTRAP)
+    low, high = map(float, np.percentile(array[picks].mean(axis=1), (2.5, 97.5)))
+    return Interval(mean, min(low, mean), max(high, mean), len(values), BOOTSTRAP)

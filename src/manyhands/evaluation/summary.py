@@ -183,10 +183,11 @@ class Summary:
             return None
         failures = len(self.failures) if rubric == "quality" else 0
         values = [j["value"] for j in found if j["value"] is not None] + [1.0] * failures
+        highest = int(found[0].get("highest") or RUBRICS[rubric].highest)
         return Judged(
             rubric,
-            highest=int(found[0].get("highest") or RUBRICS[rubric].highest),
-            value=mean_level(values) if values else None,
+            highest=highest,
+            value=mean_level(values, highest) if values else None,
             votes=sum(len(j["votes"]) for j in found),
             unread=sum(j["unread"] for j in found),
             failures=failures,

@@ -14,6 +14,7 @@ from manyhands.cache.step import Choice
 from manyhands.errors import ManyhandsError
 from manyhands.evaluation.endpoint import Endpoint, at_once
 from manyhands.evaluation.record import Key
+from manyhands.evaluation.seeds import seed_of
 from manyhands.evaluation.sitting import sit
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.schema.setting import whole_number
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
     from manyhands.engine.loop import Packs
 
 Ballot = tuple[Key, int]  # the work, and the number of the vote
+
+
+def _seed(ballot: Ballot) -> int:
+    """The seed of a vote: of its number and of the work that is voted on."""
+    key, number = ballot
+    return seed_of(number, *key)
 
 
 class Voice(Protocol):
@@ -52,9 +59,9 @@ class EndpointVoice:
     def replies(
         self, asked: Iterable[tuple[Ballot, str]]
     ) -> Iterator[tuple[Ballot, str | ManyhandsError]]:
-        """The votes differ by their seed."""
+        """Each vote has a seed of its own."""
         found = at_once(
-            lambda one: self.endpoint.ask(one[1], seed=one[0][1]).text, asked, self.concurrency
+            lambda one: self.endpoint.ask(one[1], seed=_seed(one[0])).text, asked, self.concurrency
         )
         for (ballot, _), told in found:
             yield ballot, told
@@ -89,13 +96,13 @@ class EngineVoice:
     def replies(
         self, asked: Iterable[tuple[Ballot, str] | None]
     ) -> Iterator[tuple[Ballot, str | ManyhandsError]]:
-        """The votes differ by their seed. None: there is nothing to reply to as yet."""
+        """Each vote has a seed of its own. None: there is nothing to reply to as yet."""
 
         def strategy_of(pair: tuple[Ballot, str] | None) -> tuple[Ballot, Strategy] | None:
             if pair is None:
                 return None
             ballot, message = pair
-            return ballot, self.spec.asked(message, ballot[1]).strategy(self.text)
+            return ballot, self.spec.asked(message, _seed(ballot)).strategy(self.text)
 
         strategies = map(strategy_of, asked)
         for sitting in sit(self.engine, strategies, self.concurrency):

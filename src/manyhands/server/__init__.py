@@ -2,6 +2,7 @@
 
     app.py         all routes; openapi.py describes them
     gate.py        what every request passes: host, origin, key, type, size; the log
+    cors.py        what a browser asks before a page of another site may call
     front.py       what routes share: a request becomes a run, a run an answer
     process.py     the app under uvicorn: a socket, signals, an end; connection.py: clients without an end
     asked.py       a request, understood: shapes.py is what bodies may be, body.py what JSON may say

@@ -15,7 +15,6 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
@@ -25,6 +24,7 @@ from manyhands.errors import ManyhandsError
 from manyhands.schema.openai import CHAT, PLAIN, InvalidField, read_shape, shown
 from manyhands.server import chat, responses, run_routes
 from manyhands.server.asked import tokens_of
+from manyhands.server.cors import cors_of
 from manyhands.server.failures import Refusal, failure_of
 from manyhands.server.front import Front, front_of
 from manyhands.server.gate import Gate
@@ -56,6 +56,7 @@ def make_app(
         return any(route.matches(scope)[0] is Match.FULL for route in routes)
 
     middleware = [
+        *cors_of(origins, front.metrics.answered),
         Middleware(
             Gate,
             keys=front.keys,
@@ -65,17 +66,8 @@ def make_app(
             open_prefix=PAGE,
             count=front.metrics.answered,
             takes=takes,
-        )
+        ),
     ]
-    if origins:
-        cors = Middleware(
-            CORSMiddleware,
-            allow_origins=origins,
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["*"],  # clients of OpenAI send many of their own
-            expose_headers=["x-request-id", "x-manyhands-run"],
-        )
-        middleware.insert(0, cors)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

@@ -12,6 +12,7 @@ thread beside the event loop.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -72,6 +73,7 @@ _FIELDS_OF_RESPONSE = {
     "response_format.json_schema": "text.format.schema",
     "response_format.json_schema.schema": "text.format.schema",
 }
+_SEED_BITS = 48  # a page's numbers have 53, and `n` runs of a method count on from a seed
 _MOST_OF_RESPONSE = "max_output_tokens"  # the field that bounds the tokens of a response
 
 
@@ -90,10 +92,17 @@ class Served:
     tree: PrefixTree = field(default_factory=PrefixTree)
     limits: Limits = field(default_factory=Limits)
     unsaid: SharedSettings = UNSAID
+    seed: int | None = None  # of requests that name none; None: each has one of its own
     own: Choice | None = None  # how the model samples by itself
     vocabulary: int | None = None  # how many tokens the network knows; None: not said
     # Why the model was not made for this question, this number of workers and this method; None if it was.
     outside: Callable[[str, int, str], str | None] | None = None
+
+    @property
+    def settings(self) -> SharedSettings:
+        """The settings of a request that says nothing. Where no seed was chosen, those asked for twice differ in theirs."""
+        seed = secrets.randbits(_SEED_BITS) if self.seed is None else self.seed
+        return replace(self.unsaid, seed=seed)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -355,7 +364,7 @@ def _spec(
 ) -> RunSpec | CompletionSpec:
     """The run of a method that is asked for, or a plain completion."""
     _check_model(request.model, served)
-    defaults = Defaults(served.name, served.unsaid, context=served.context, own=served.own)
+    defaults = Defaults(served.name, served.settings, context=served.context, own=served.own)
     spec = spec_of(request, options, served.text, served.prompts, defaults)
     _check_ids(request, served)
     if not isinstance(spec, RunSpec):

@@ -2,6 +2,7 @@
 
     the target    `GET http://host/path`, as proxies are asked, is the path, and the host is that of the target
     a name        `X-Request-Id` comes in or is made, and goes out; the log line has it
+    the length    of a body is said once, so that a proxy in front sees where it ends as we do
     the crowd     one connection too many is told to come back, but for `OPEN`: a busy server is no dead one
     the host      on loopback only its own names, so that no foreign name points a browser here (DNS rebinding)
     the origin    a page of another site may not change anything
@@ -112,6 +113,7 @@ class Gate:
     def _let_in(self, scope: Scope, headers: _Headers) -> str:
         """The owner of a request. Raises a Refusal for one that may not come in."""
         self._check_crowd(scope)
+        self._check_framing(headers)
         self._check_length(scope)
         self._check_host(headers)
         method, path = scope["method"], scope["path"]
@@ -137,6 +139,16 @@ class Gate:
                 503,
                 "too many connections are open; come back later, or close those that are not used",
                 code="too_many_connections",
+                headers={"Connection": "close"},
+            )
+
+    def _check_framing(self, headers: _Headers) -> None:
+        """A body has one length: with two a proxy in front may see another request behind it than we do (RFC 9112, section 6.1)."""
+        if headers.get(b"content-length") and headers.get(b"transfer-encoding"):
+            raise Refusal(
+                400,
+                "the request has both Content-Length and Transfer-Encoding; expected one of them",
+                code="bad_http",
                 headers={"Connection": "close"},
             )
 

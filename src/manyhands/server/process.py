@@ -34,6 +34,7 @@ from starlette.types import ASGIApp
 from manyhands.errors import InvalidRequest
 from manyhands.server.app import make_app
 from manyhands.server.connection import Connection, connections_with
+from manyhands.server.cors import check_hosts, check_origins
 from manyhands.server.front import Front
 from manyhands.server.gate import LOG, LOOPBACK_NAMES, JsonLines, is_loopback
 from manyhands.server.keys import Keys
@@ -96,7 +97,9 @@ class Behind(Protocol):
 
 
 def check_place(place: Place, *, has_keys: bool) -> None:
-    """Raise InvalidRequest for an address that others reach, without a key."""
+    """Raise InvalidRequest for an address that others reach, without a key, and for names of hosts and sites that nobody has."""
+    check_hosts(place.hosts)
+    check_origins(place.origins)
     if not is_loopback(place.host) and not has_keys:
         raise InvalidRequest(
             f"host is {place.host!r}, which other machines can reach, and there is no API key",
@@ -339,11 +342,14 @@ class _FilesRunOut:
 
 
 def _log_lines() -> None:
-    """Our log, a JSON object a line, on stderr; and what uvicorn and asyncio have to complain of."""
+    """Our log, a JSON object a line, on stderr; all rooms' warnings, Python's own, and what uvicorn and asyncio have to complain of."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
+    logging.captureWarnings(True)
     levels = {
+        "manyhands": logging.WARNING,
         "manyhands.server": logging.INFO,
+        "py.warnings": logging.WARNING,
         "uvicorn.error": logging.ERROR,
         "asyncio": logging.ERROR,
     }

@@ -110,6 +110,7 @@ class _Item:
     is_message: bool
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     text: str = ""
+    status: str = "in_progress"
 
     @property
     def name(self) -> str:
@@ -121,10 +122,10 @@ class _Item:
             return {"type": "reasoning_text", "text": self.text}
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
 
-    def told(self, status: str) -> _Sent:
+    def told(self) -> _Sent:
         """The item as it is."""
-        content = [self.part] if status != "in_progress" else []
-        found: _Sent = {"id": self.name, "status": status, "content": content}
+        content = [self.part] if self.status != "in_progress" else []
+        found: _Sent = {"id": self.name, "status": self.status, "content": content}
         if self.is_message:
             phase = "final_answer" if self.worker is None else "commentary"
             found |= {"type": "message", "role": "assistant", "phase": phase}
@@ -168,13 +169,13 @@ class _Output:
                 yield from self._grow(piece)
         if not any(item.worker is None for item in self._items):
             yield from self._grow(Told(answer.text))
-        yield from self._close("completed")
         reason = (
             answer.completions[0].finish_reason
             if isinstance(answer, Completions)
             else finish_reason(answer)
         )
         status = "incomplete" if reason == "length" else "completed"
+        yield from self._close(status)
         yield self._event(f"response.{status}", response=self._response(status, answer))
 
     def failure(self, refusal: Refusal) -> Iterator[_Sent]:
@@ -210,7 +211,7 @@ class _Output:
             yield self._event(
                 "response.output_item.added",
                 output_index=last.index,
-                item=last.told("in_progress"),
+                item=last.told(),
             )
             yield self._part(last, "added", {**last.part, "text": ""})
         last.text += piece.text
@@ -233,13 +234,12 @@ class _Output:
         if not self._is_open:
             return
         self._is_open, item = False, self._items[-1]
+        item.status = status
         kind = "output_text" if item.is_message else "reasoning_text"
         more: _Sent = {"logprobs": []} if item.is_message else {}
         yield self._event(f"response.{kind}.done", **self._place(item), text=item.text, **more)
         yield self._part(item, "done", item.part)
-        yield self._event(
-            "response.output_item.done", output_index=item.index, item=item.told(status)
-        )
+        yield self._event("response.output_item.done", output_index=item.index, item=item.told())
 
     def _part(self, item: _Item, what: str, part: _Sent) -> _Sent:
         return self._event(f"response.content_part.{what}", **self._place(item), part=part)
@@ -260,7 +260,7 @@ class _Output:
             "created_at": float(run.created),
             "status": status,
             "model": run.asked.model,
-            "output": [item.told("completed") for item in self._items] if answer else [],
+            "output": [item.told() for item in self._items] if answer else [],
             "error": None,
             "incomplete_details": cut,
             "instructions": None,

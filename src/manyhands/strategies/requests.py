@@ -541,8 +541,7 @@ def _method_settings(
     values = {field.name: getattr(usual, field.name) for field in fields(usual)}
     own = replace(defaults, settings=replace(defaults.settings, choice=values["choice"]))
     values["choice"] = choice_of(request, own)
-    if request.seed is not None:
-        values["seed"] = request.seed
+    values["seed"] = defaults.settings.seed if request.seed is None else request.seed
     if request.most_tokens is not None and request.most_tokens < 1:
         raise InvalidField(
             f"{request.most_by} is {request.most_tokens}; expected 1 or more", param=request.most_by

@@ -72,9 +72,9 @@ class RunSpec:
         """The question, with the turns before it."""
         return Conversation(self.problem, self.earlier, self.prefill)
 
-    def asked(self, asked: str | Conversation, repeat: int = 0) -> RunSpec:
-        """The same run, asked this. Repeats differ by their seed."""
-        settings = replace(self.settings, seed=self.settings.seed + repeat)
+    def asked(self, asked: str | Conversation, seed: int | None = None) -> RunSpec:
+        """The same run, asked this, with this seed; None: with its own."""
+        settings = self.settings if seed is None else replace(self.settings, seed=seed)
         return replace(self, **vars(conversation_of(asked)), settings=settings)
 
     def samples(self, count: int) -> list[RunSpec]:
