@@ -96,7 +96,22 @@ def test_a_run_is_told_what_is_said_to_its_handle() -> None:
             handle.say(Said("Still there?", "Dana"))
 
 
-def test_a_run_that_has_not_begun_or_does_not_listen_hears_nothing() -> None:
+def test_a_run_that_has_not_begun_hears_what_was_said_when_it_begins() -> None:
+    """In the order in which it was said, and before its first pass; so a person can speak to a run that waits for its turn."""
+    with Service(scheduler(), max_live=1) as service:
+        live = begun(service.submit(endless()))
+        waiting, deaf = service.submit(listener()), service.submit(counting((5, 6), 4))
+        for text in ("Try it", "mod 7."):
+            waiting.say(Said(text, "Dana"))
+            deaf.say(Said(text, "Dana"))
+        assert not waiting.listens
+        live.cancel()
+        assert waiting.result(SOON).text == "Try it mod 7."
+        assert waiting.usage.forward_passes == 0
+        assert deaf.result(SOON).text
+
+
+def test_a_run_that_does_not_listen_or_has_ended_hears_nothing() -> None:
     with Service(scheduler(), max_live=1) as service:
         live = begun(service.submit(endless()))
         with pytest.raises(InvalidRequest, match="does not listen"):
@@ -104,8 +119,8 @@ def test_a_run_that_has_not_begun_or_does_not_listen_hears_nothing() -> None:
         with pytest.raises(InvalidRequest, match="a str was said"):
             live.say("Hello.")  # type: ignore[arg-type]
         waiting = service.submit(listener())
-        with pytest.raises(InvalidRequest, match="has not begun"):
-            waiting.say(Said("Hello.", "Dana"))
+        with pytest.raises(InvalidRequest, match="a str was said"):
+            waiting.say("Hello.")  # type: ignore[arg-type]
         waiting.cancel()
         with pytest.raises(InvalidRequest, match="has ended"):
             waiting.say(Said("Hello.", "Dana"))

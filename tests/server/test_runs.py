@@ -148,6 +148,23 @@ def test_a_reader_goes_on_where_it_was(anna: httpx2.Client, way: str) -> None:
     assert seen == records(anna, run)
 
 
+def test_a_person_may_speak_at_once(anna: httpx2.Client) -> None:
+    """Before the run has begun, too: it hears that before its first pass. Of a method that does not listen nothing is taken."""
+    word = {"item": "Said", "text": "Try it mod 7.", "author": "Dana"}
+    for _ in range(8):
+        run = begun(anna, budget=4000)
+        said = anna.post(f"/v1/runs/{run}/messages", json=word)
+        assert said.status_code == 202, said.text
+        assert anna.post(f"/v1/runs/{run}/messages", json={"item": "AnswerNow"}).status_code == 202
+        found = json.dumps(list(records(anna, run).values()))
+        assert "Try it mod 7." in found
+    asked = {"problem": "3+4", "method": "sequential", "budget": 400}
+    deaf = anna.post("/v1/runs", json=asked).json()["id"]
+    answer = anna.post(f"/v1/runs/{deaf}/messages", json=word)
+    assert (answer.status_code, "does not listen" in answer.text) == (400, True)
+    anna.delete(f"/v1/runs/{deaf}")
+
+
 def test_a_person_speaks_and_workers_come_and_go(anna: httpx2.Client) -> None:
     run = begun(anna, budget=4000)
     records(anna, run, most=3)

@@ -36,6 +36,27 @@ from manyhands.strategies.events import EngineEvent, Event, Preempted, Queued, R
 from manyhands.strategies.listening import ITEMS, NOTHING, Heard, Item, Listen
 
 
+def check_item(item: object) -> None:
+    """Raise InvalidRequest for what cannot be said to a run."""
+    if not isinstance(item, Item):
+        raise InvalidRequest(
+            f"a {type(item).__name__} was said to a run; expected one of {', '.join(ITEMS.kinds)}",
+            hint='For example: run.say(Said("Try it mod 7.", "Dana")).',
+        )
+
+
+def does_not_listen() -> InvalidRequest:
+    """The error of words to a run of a method that hears none."""
+    return InvalidRequest(
+        "this method does not listen", hint="The method hogwild does: its workers read it."
+    )
+
+
+def has_ended() -> InvalidRequest:
+    """The error of words to a run that is done."""
+    return InvalidRequest("the run has ended and hears nothing", hint="Begin another one.")
+
+
 class RunState(Enum):
     """Where a run stands between its submission and its end."""
 
@@ -204,17 +225,11 @@ class Run:
 
         Raises InvalidRequest if the strategy does not listen, or has ended.
         """
-        if not isinstance(item, Item):
-            raise InvalidRequest(
-                f"a {type(item).__name__} was said to a run; expected one of {', '.join(ITEMS.kinds)}",
-                hint='For example: run.say(Said("Try it mod 7.", "Dana")).',
-            )
+        check_item(item)
         if self.done:
-            raise InvalidRequest("the run has ended and hears nothing", hint="Begin another one.")
+            raise has_ended()
         if not self.listens:
-            raise InvalidRequest(
-                "this method does not listen", hint="The method hogwild does: its workers read it."
-            )
+            raise does_not_listen()
         self._unheard.append(item)
 
     @property

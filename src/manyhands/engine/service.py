@@ -47,7 +47,7 @@ from manyhands.cache.usage import Usage
 from manyhands.engine.loop import Packs, Pass, run_passes
 from manyhands.engine.one_process import Here, OfOneProcess, check_process
 from manyhands.engine.pass_counts import PassCounts
-from manyhands.engine.run import Run, RunState, check_strategy
+from manyhands.engine.run import Run, RunState, check_item, check_strategy, has_ended
 from manyhands.errors import (
     Busy,
     DeadlineExceeded,
@@ -131,6 +131,7 @@ class Handle(OfOneProcess):
         self._first = 0  # number of the first moment that is kept
         self._outcome: Answer | Exception | None = None  # None: not yet
         self._run: Run | None = None  # once it has begun
+        self._said: list[Item] = []  # before that
         self._wakers: list[partial[Any]] = []  # of asyncio's loops
 
     @property
@@ -158,13 +159,18 @@ class Handle(OfOneProcess):
         self._service._stop(self, RunCancelled("the run was cancelled and has no answer"))
 
     def say(self, item: Item) -> None:
-        """Say something to the run: `Run.say`. InvalidRequest also where it has not begun yet."""
-        if self._run is None and self.done:
-            raise InvalidRequest("the run has ended and hears nothing", hint="Begin another one.")
-        if self._run is None:
-            raise InvalidRequest(
-                "the run has not begun, and hears nothing yet", hint="Wait for its first event."
-            )
+        """Say something to the run: `Run.say`.
+
+        A run that has not begun is told when it begins. Whether its strategy listens is not known before, so one that does not
+        never hears it, and nothing is raised then.
+        """
+        check_item(item)
+        with self._news:
+            if self._run is None:
+                if self.done:
+                    raise has_ended()
+                self._said.append(item)
+                return
         self._run.say(item)
 
     def result(self, timeout: float | None = None) -> Answer:
@@ -256,6 +262,16 @@ class Handle(OfOneProcess):
     @property
     def _end(self) -> int:
         return self._log[-1].num_events if self._log else 0
+
+    def _begin(self, run: Run) -> None:
+        """Its run, which has begun, or had before. It is told all that was said meanwhile, in the order in which it was said."""
+        if self._run is not None:
+            return
+        with self._news:
+            for item in self._said if run.listens and not run.done else ():
+                run.say(item)
+            self._said.clear()
+            self._run = run
 
     def _check_waits(self) -> None:
         """Raise InvalidRequest in the thread that makes the passes, if the run is not done: it would wait for itself.
@@ -532,7 +548,7 @@ class Service(OfOneProcess):
         with self._changed:
             stops, self._stops = self._stops, {}
         for handle, run in runs:
-            handle._run = run
+            handle._begin(run)
             reason = stops.get(handle)
             if handle.ends_at <= now:
                 reason = _too_late(handle)

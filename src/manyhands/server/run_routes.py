@@ -11,6 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from manyhands.engine.run import does_not_listen
 from manyhands.errors import BrokenTrace
 from manyhands.schema.openai import InvalidField, shown
 from manyhands.server.asked import understand_run
@@ -54,9 +55,14 @@ async def events(request: Request) -> Response:
 
 
 async def message(request: Request) -> Response:
-    """`POST /v1/runs/{run}/messages`: an item of `strategies/listening.py`, heard before the next pass."""
+    """`POST /v1/runs/{run}/messages`: an item of `strategies/listening.py`, heard before the next pass.
+
+    Of a run that still waits for its turn, before the first one.
+    """
     run, front = _run(request), front_of(request)
     item = await front.read(request, item_of)
+    if not run.spec.method.listens and not run.handle.done:
+        raise does_not_listen()
     run.handle.say(item)
     return JSONResponse({"object": "run.message", "run": run.id, **ITEMS.to_line(item)}, 202)
 

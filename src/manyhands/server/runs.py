@@ -155,7 +155,7 @@ class ServedRun:
             "names": list(self.spec.names),
             "problem": problem if len(problem) <= 200 else f"{problem[:200]}…",
             "status": self.status,
-            "listens": self.handle.listens,
+            "listens": self.spec.method.listens and not self.handle.done,
             "records": self.num_records,
         }
 
