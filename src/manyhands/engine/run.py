@@ -33,23 +33,7 @@ from manyhands.engine.seating import Seating
 from manyhands.errors import InvalidRequest, RunCancelled
 from manyhands.strategies.base import Answer, Asked, Reserve, Strategy, check_generator
 from manyhands.strategies.events import EngineEvent, Event, Preempted, Queued, Resumed
-from manyhands.strategies.listening import ITEMS, NOTHING, Heard, Item, Listen
-
-
-def check_item(item: object) -> None:
-    """Raise InvalidRequest for what cannot be said to a run."""
-    if not isinstance(item, Item):
-        raise InvalidRequest(
-            f"a {type(item).__name__} was said to a run; expected one of {', '.join(ITEMS.kinds)}",
-            hint='For example: run.say(Said("Try it mod 7.", "Dana")).',
-        )
-
-
-def does_not_listen() -> InvalidRequest:
-    """The error of words to a run of a method that hears none."""
-    return InvalidRequest(
-        "this method does not listen", hint="The method hogwild does: its workers read it."
-    )
+from manyhands.strategies.listening import NOTHING, Heard, Item, Listen, check_item, does_not_listen
 
 
 def has_ended() -> InvalidRequest:

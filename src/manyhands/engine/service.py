@@ -47,7 +47,7 @@ from manyhands.cache.usage import Usage
 from manyhands.engine.loop import Packs, Pass, run_passes
 from manyhands.engine.one_process import Here, OfOneProcess, check_process
 from manyhands.engine.pass_counts import PassCounts
-from manyhands.engine.run import Run, RunState, check_item, check_strategy, has_ended
+from manyhands.engine.run import Run, RunState, check_strategy, has_ended
 from manyhands.errors import (
     Busy,
     DeadlineExceeded,
@@ -61,7 +61,7 @@ from manyhands.schema.setting import as_found, check_function, whole_number
 from manyhands.schema.waits import lock_wait, seconds_of
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.events import Event, UsageCounted
-from manyhands.strategies.listening import Item
+from manyhands.strategies.listening import Item, check_item
 
 _LONGEST_PASS = 60.0  # seconds that `close` waits for the pass under way
 _LOOK_EVERY = 0.25  # seconds between two Loads

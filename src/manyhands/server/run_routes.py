@@ -11,7 +11,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from manyhands.engine.run import does_not_listen
 from manyhands.errors import BrokenTrace
 from manyhands.schema.openai import InvalidField, shown
 from manyhands.server.asked import understand_run
@@ -19,7 +18,7 @@ from manyhands.server.front import Front, front_of, owner_of
 from manyhands.server.records import RETRY, encoded, sent_event
 from manyhands.server.runs import ServedRun, check_traced
 from manyhands.server.streams import PING
-from manyhands.strategies.listening import ITEMS, Item
+from manyhands.strategies.listening import ITEMS, Item, does_not_listen
 
 _MOST_AFTER = 2**53
 

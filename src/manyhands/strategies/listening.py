@@ -133,6 +133,22 @@ class Heard:
 NOTHING = Heard()
 
 
+def check_item(item: object) -> None:
+    """Raise InvalidRequest for what cannot be said to a run."""
+    if not isinstance(item, Item):
+        raise InvalidRequest(
+            f"a {type(item).__name__} was said to a run; expected one of {', '.join(ITEMS.kinds)}",
+            hint='For example: run.say(Said("Try it mod 7.", "Dana")).',
+        )
+
+
+def does_not_listen() -> InvalidRequest:
+    """The error of words to a run of a method that hears none."""
+    return InvalidRequest(
+        "this method does not listen", hint="The method hogwild does: its workers read it."
+    )
+
+
 _LARGEST_NUMBER = 1 << 63  # of a worker: a team that has none of this number says it back
 
 
