@@ -35,6 +35,7 @@ from manyhands.engine.ranks.channel import Verb, ints_of
 from manyhands.engine.ranks.launched import num_ranks
 from manyhands.engine.ranks.packing import pack_merged, pack_moves
 from manyhands.engine.ranks.part import fingerprint_of_all, load_part, look_for_peers, report_of
+from manyhands.engine.ranks.processes import Processes
 from manyhands.engine.ranks.told import ToldRanks
 from manyhands.engine.ranks.world import World
 from manyhands.errors import InvalidRequest, ManyhandsError, OutOfMemory, RanksFailed
@@ -55,9 +56,19 @@ class RankedExecutor(LocalExecutor):
         world.recorded.add(self)
 
     @classmethod
-    def load(cls, settings: ModelSettings, *, downloads: bool = False) -> tuple[Self, Any]:
-        """Start the other ranks, and load the model on all. Besides what loading raises: RanksFailed."""
-        world = World.start(num_ranks(settings), settings.device)
+    def load(
+        cls,
+        settings: ModelSettings,
+        *,
+        downloads: bool = False,
+        started: Processes | None = None,
+    ) -> tuple[Self, Any]:
+        """Start the other ranks, or take those that are `started`, and load the model on all.
+
+        Besides what loading raises: RanksFailed.
+        """
+        _check_divisible(settings)
+        world = World.start(num_ranks(settings), settings.device, started=started)
         try:
             executor, tokenizer = cls.on(world, settings, downloads=downloads)
         except BaseException:
@@ -87,16 +98,7 @@ class RankedExecutor(LocalExecutor):
     def _on(
         cls, world: World, settings: ModelSettings, *, downloads: bool = False
     ) -> tuple[Self, Any]:
-        if not isinstance(settings.model, str | Path):
-            raise InvalidRequest(
-                "a network that is built already cannot be cut over several ranks",
-                hint="give its folder or its name: each rank reads its own part",
-            )
-        if settings.cache is not None:
-            raise InvalidRequest(
-                "the cache on disk keeps keys and values of a whole network, and each rank has its own heads'",
-                hint="leave out cache, or ranks",
-            )
+        _check_divisible(settings)
         began = time.monotonic()
         # Of a command's options, those of the model.
         told = {each.name: getattr(settings, each.name) for each in fields(ModelSettings)}
@@ -232,6 +234,20 @@ class RankedExecutor(LocalExecutor):
         with self.world.whole():
             self.world.told.tell(Verb.FINGERPRINT)
             return fingerprint_of_all(self, self.world.collectives)
+
+
+def _check_divisible(settings: ModelSettings) -> None:
+    """Raise InvalidRequest for settings that no several ranks bear."""
+    if not isinstance(settings.model, str | Path):
+        raise InvalidRequest(
+            "a network that is built already cannot be cut over several ranks",
+            hint="give its folder or its name: each rank reads its own part",
+        )
+    if settings.cache is not None:
+        raise InvalidRequest(
+            "the cache on disk keeps keys and values of a whole network, and each rank has its own heads'",
+            hint="leave out cache, or ranks",
+        )
 
 
 def _about(world: World, reports: Sequence[dict[str, Any]], keys: int, seconds: float) -> str:

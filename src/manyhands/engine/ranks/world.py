@@ -47,12 +47,11 @@ from manyhands.engine.ranks.group import (
     open_store,
 )
 from manyhands.engine.ranks.launched import Launched, launched
-from manyhands.engine.ranks.processes import GRACE, Processes
+from manyhands.engine.ranks.processes import GRACE, Processes, start_others
 from manyhands.errors import ManyhandsError, RanksFailed
 from manyhands.sandbox import held_back
 
 LONGEST_END = 3 * GRACE  # seconds from the loss of a rank to the end of this process, at the latest
-_FOLLOW = "manyhands.engine.ranks.follower:follow"
 _PATIENCE = 1.0  # seconds in which a verb that waits for a sum ends by itself when that is given up
 _SETTLED = 0.5  # seconds in which all ranks that end with the first one have said so
 _OTHER_SIDE = ("onnection", "peer", "NCCL")  # in the reason of a rank that only saw another one end
@@ -91,6 +90,9 @@ class World:
         kind = kind_of_group(device, self.size)
         store = open_store(self.size)
         port = np.array([store.port], dtype=np.int64)
+        if processes is not None:
+            processes.meet()
+            self.seconds_starting = time.monotonic() - processes.began
         threading.Thread(target=self._watch, daemon=True).start()
         self._share_processors(kind)
         with self.whole():  # whatever goes wrong, this process has its processors back
@@ -98,24 +100,31 @@ class World:
             self.device, self.collectives = join_group(kind, store.port, 0, self.size, store)
 
     @classmethod
-    def start(cls, size: int, device: str = "auto", *, work: str = _FOLLOW) -> World:
-        """Start the others, or take those that torchrun has started."""
+    def start(
+        cls,
+        size: int,
+        device: str = "auto",
+        *,
+        work: str | None = None,
+        started: Processes | None = None,
+    ) -> World:
+        """Start the others, or take those that torchrun or `started_beside` has started.
+
+        `work`: their life, where it is another one than a follower's.
+        """
         found = launched()
         if found is not None:
             return cls(_pipes_by_torchrun(found), device)
-        threads = str(max(1, (os.cpu_count() or 1) // size))
-        # A process that is to divide may ask for GPUs, and must not open them.
-        environment = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-        if "OMP_NUM_THREADS" not in os.environ:
-            environment["OMP_NUM_THREADS"] = threads
-        began = time.monotonic()
-        processes = Processes(work, size, environment)
+        processes = started
         try:
-            world = cls(processes.pipes, device, processes)
-            world.seconds_starting = time.monotonic() - began
-            return world
+            with held_back():
+                processes = processes or start_others(size, *([work] if work else []))
+                processes.is_taken = True
+            assert processes.size == size, "they were started by the same settings"
+            return cls(processes.pipes, device, processes)
         except BaseException:
-            processes.end()
+            if processes is not None:
+                processes.end()
             raise
 
     @contextmanager
