@@ -82,8 +82,9 @@ def test_recordings_go_before_the_group(monkeypatch: pytest.MonkeyPatch) -> None
     order: list[str] = []
     for module in (world_of_ranks, follower_of_ranks):
         monkeypatch.setattr(module, "leave_group", lambda: order.append("the group goes"))
-    monkeypatch.setattr(world_of_ranks, "join_group", lambda *_: (torch.device("cpu"), None))
+    monkeypatch.setattr(world_of_ranks, "join_group", lambda *_: None)
     ours, theirs = Pipe()
+    has_a_device(theirs)
     world = World([ours], "cpu")
     passes = Passes(order)
     world.recorded.add(passes)
@@ -101,11 +102,17 @@ def test_recordings_go_before_the_group(monkeypatch: pytest.MonkeyPatch) -> None
     assert order == ["recordings go", "the group goes"]
 
 
+def has_a_device(theirs: Any) -> None:
+    """What another rank says before it joins the group."""
+    OtherEnd(theirs, 1, 2).report(device="cpu")
+
+
 def a_world(monkeypatch: pytest.MonkeyPatch) -> tuple[World, Any]:
     """Of two ranks, the other of which is a pipe that nothing reads."""
-    monkeypatch.setattr(world_of_ranks, "join_group", lambda *_: (torch.device("cpu"), None))
+    monkeypatch.setattr(world_of_ranks, "join_group", lambda *_: None)
     monkeypatch.setattr(world_of_ranks, "leave_group", lambda: None)
     ours, theirs = Pipe()
+    has_a_device(theirs)
     return World([ours], "cpu"), theirs
 
 
@@ -237,7 +244,7 @@ def test_a_load_that_is_interrupted_ends_the_ranks(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(executor_of_ranks, "load_part", struck)
     with pytest.raises(KeyboardInterrupt):
         RankedExecutor.on(world, ModelSettings("no model", device="cpu"))
-    with pytest.raises(RanksFailed, match="ended already"):
+    with pytest.raises(RanksFailed, match="rank 0 failed: KeyboardInterrupt"):
         world.check()
 
 

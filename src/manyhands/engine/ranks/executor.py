@@ -50,7 +50,11 @@ class RankedExecutor(LocalExecutor):
         """Every rank has its part of the network, and is about to have memory. See `on`."""
         self.world = world
         others = ToldRanks(
-            world.told, world.collectives, world.device, compares=settings.check_ranks
+            world.told,
+            world.collectives,
+            world.device,
+            answers=world.answers,
+            compares=settings.check_ranks,
         )
         super().__init__(network.adapter, settings, fused=network.fused, others=others)
         world.recorded.add(self)
@@ -90,8 +94,8 @@ class RankedExecutor(LocalExecutor):
             return cls._on(world, settings, downloads=downloads)
         except ManyhandsError:
             raise
-        except BaseException:
-            world.end()
+        except BaseException as error:
+            world.give_up(error)
             raise
 
     @classmethod

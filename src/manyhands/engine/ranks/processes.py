@@ -207,7 +207,7 @@ def leave(work: Callable[[OtherEnd], None], heard: OtherEnd) -> NoReturn:
         status = 1
         traceback.print_exc()
         with suppress(OSError):
-            heard.report(failed=reason_of(error))
+            heard.report(failed=reason_of(error), hint=getattr(error, "hint", ""))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # libraries that wait for other ranks at their end would wait for ever

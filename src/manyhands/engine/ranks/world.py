@@ -45,6 +45,7 @@ from manyhands.engine.ranks.group import (
     kind_of_group,
     leave_group,
     open_store,
+    take_device,
 )
 from manyhands.engine.ranks.launched import Launched, launched
 from manyhands.engine.ranks.processes import GRACE, Processes, start_others
@@ -79,6 +80,8 @@ class World:
         self.seconds_starting = 0.0  # under torchrun, which has started them, none
         self._answers: queue.SimpleQueue[tuple[int, dict[str, Any]] | None] = queue.SimpleQueue()
         self._ends: list[tuple[int, str]] = []  # which ranks ended and how, the first one first
+        self._hints: dict[int, str] = {}  # the mends that they have named
+        self._hint = ""  # of what was lost
         self._is_ended = False
         self._in_verb = threading.Event()
         # Words that two threads tell at a time would be heard as one.
@@ -97,7 +100,9 @@ class World:
         self._share_processors(kind)
         with self.whole():  # whatever goes wrong, this process has its processors back
             self.told.tell(Verb.JOIN, ints_of(kind), port)
-            self.device, self.collectives = join_group(kind, store.port, 0, self.size, store)
+            self.device = take_device(kind, 0)
+            self.answers()
+            self.collectives = join_group(kind, store.port, 0, self.size, self.device, store)
 
     @classmethod
     def start(
@@ -146,9 +151,7 @@ class World:
             try:
                 yield
             except RanksFailed as error:
-                self._lose_by(error)
-                _empty_frames(error)
-                self.end()
+                self.give_up(error)
                 raise
             except ManyhandsError as error:
                 if self.lost is None:
@@ -157,9 +160,7 @@ class World:
                 self.end()  # logits that are no numbers, say, of a sum that was given up
                 raise self._failure() from error
             except BaseException as error:
-                self._lose_by(error)
-                _empty_frames(error)
-                self.end()
+                self.give_up(error)
                 raise self._failure() from error
             finally:
                 self._in_verb.clear()
@@ -189,6 +190,12 @@ class World:
             reason = self._settled() or f"rank 0 failed: {type(error).__name__}: {error}"
             self.lost = self.lost or reason
 
+    def give_up(self, error: BaseException) -> None:
+        """End all for an error that struck rank 0 alone: where the others are is not known, so nobody waits for them."""
+        self._lose_by(error)
+        _empty_frames(error)
+        self.end()
+
     def check(self) -> None:
         """Raise RanksFailed if a rank is gone."""
         if self.lost is not None:
@@ -197,11 +204,19 @@ class World:
         if self._is_ended:
             raise RanksFailed("the ranks were ended already", hint="load the model again")
 
-    def answers(self) -> list[dict[str, Any]]:
-        """The answer of each of the others, in the order of ranks; our own errors are raised as they are."""
+    def answers(self, seconds: float | None = None) -> list[dict[str, Any]]:
+        """The answer of each of the others, in the order of ranks; our own errors are raised as they are.
+
+        TimeoutError where one has not come in so many seconds.
+        """
         found: dict[int, dict[str, Any]] = {}
+        ends = None if seconds is None else time.monotonic() + seconds
         while len(found) < self.size - 1:
-            answer = self._answers.get()
+            try:
+                left = None if ends is None else max(0.0, ends - time.monotonic())
+                answer = self._answers.get(timeout=left)
+            except queue.Empty:
+                raise TimeoutError(f"no answer in {seconds:g} s") from None
             if answer is None:
                 self._settled()
                 self.end()
@@ -269,6 +284,7 @@ class World:
                     self._ended(rank_of.pop(pipe), "")
                     continue
                 if "failed" in said:
+                    self._hints[rank_of[pipe]] = said.get("hint", "")
                     self._ended(rank_of[pipe], said["failed"])
                 else:
                     self._answers.put((rank_of[pipe], said))
@@ -338,6 +354,7 @@ class World:
         told = [(rank, words.get(rank, "")) for rank, _ in self._ends]
         own = [each for each in told if not any(word in each[1] for word in _OTHER_SIDE)]
         rank, reason = (own or told)[0]
+        self._hint = self._hints.get(rank, "")
         if reason:
             return f"rank {rank} of {self.size} failed: {reason}"
         said = self.processes.last_words() if self.processes is not None else ""
@@ -346,7 +363,8 @@ class World:
     def _failure(self) -> RanksFailed:
         return RanksFailed(
             f"{self.lost}; all ranks of the model were ended",
-            hint="load the model again; the traces of runs hold all that was written before",
+            hint=self._hint
+            or "load the model again; the traces of runs hold all that was written before",
         )
 
     def _share_processors(self, kind: str) -> None:

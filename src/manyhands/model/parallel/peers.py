@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from manyhands.model.kernels.one_shot import Meeting
 
 
+def is_recorded(x: Tensor) -> bool:
+    """Whether what is launched on x now is recorded, and not made."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 class Peers:
     """One rank's way to the others' memory, for rows of one width and dtype."""
 
@@ -25,6 +30,7 @@ class Peers:
         """`held`: what keeps the memory alive."""
         self.meeting = meeting
         self.dtype = dtype
+        self.num_made = 0  # sums, those of recordings left out
         self._held = held
         self._beside: tuple[Any, Tensor] | None = None
         if meeting.stop.is_cuda:
@@ -45,6 +51,7 @@ class Peers:
         """The sum of all ranks' x [..., N], formed in float32 in the order of ranks."""
         from manyhands.model.kernels.one_shot import PATIENCE, meet
 
+        self.num_made += not is_recorded(x)
         return meet(self.meeting, None, x, patience=patience or PATIENCE)[0]
 
     def give_up(self) -> None:
@@ -62,6 +69,7 @@ class Peers:
 
         if post is not None and pre is not None and post.form != pre.form:
             return None
+        self.num_made += not is_recorded(x)
         known = post or pre
         form = 0 if known is None else known.form
         after, before = (norm.parts if norm else None for norm in (post, pre))
