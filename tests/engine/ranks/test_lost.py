@@ -248,6 +248,36 @@ def test_a_load_that_is_interrupted_ends_the_ranks(monkeypatch: pytest.MonkeyPat
         world.check()
 
 
+def test_a_load_that_is_interrupted_leaves_no_group_that_others_are_asked_to_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They load for minutes, perhaps: NCCL would wait for them, and the process was ended by force."""
+    world, _ = a_world(monkeypatch)
+    order = list[str]()
+    on_a_gpu(monkeypatch, world, lambda: order.append("aborted"))
+    monkeypatch.setattr(world_of_ranks, "leave_group", lambda: order.append("left"))
+
+    def struck(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(executor_of_ranks, "load_part", struck)
+    with pytest.raises(KeyboardInterrupt):
+        RankedExecutor.on(world, ModelSettings("no model", device="cpu"))
+    assert order == ["aborted", "left"]
+
+
+def test_a_rank_that_cannot_have_its_device_is_said_before_the_group_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 0 waited in the group, where nothing reaches it, until its process was ended by force."""
+    monkeypatch.setattr(world_of_ranks, "join_group", lambda *_: pytest.fail("nobody comes"))
+    ours, theirs = Pipe()
+    OtherEnd(theirs, 1, 2).report(failed="RuntimeError: CUDA error: device is busy", hint="wait")
+    with pytest.raises(RanksFailed, match="rank 1 of 2 failed: RuntimeError: CUDA error") as found:
+        World([ours], "cpu")
+    assert found.value.hint == "wait"
+
+
 def test_a_network_of_uneven_numbers_is_a_lost_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others wait in the midst of the pass that failed here: it was an error of ours, and they were left there."""
     executor: Any = object.__new__(RankedExecutor)

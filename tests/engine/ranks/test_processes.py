@@ -98,7 +98,7 @@ def test_a_rank_that_fails_says_why() -> None:
         pids = [each["pid"] for each in heard_from(others)]
         FirstEnd(others.pipes).tell(Verb.END)
         said = json.loads(others.pipes[0].recv_bytes())
-        assert said == {"failed": "ValueError: this rank has had enough"}
+        assert said == {"failed": "ValueError: this rank has had enough", "hint": ""}
         with pytest.raises(EOFError):
             others.pipes[0].recv_bytes()
         assert not others.pipes[1].poll(0.1), "the other rank has seen nothing yet"
