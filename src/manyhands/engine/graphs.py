@@ -76,6 +76,7 @@ from manyhands.engine.heads import Heads, part_ends
 from manyhands.engine.passes import ALONE, Attending, Late, Others, Passes, PassOutcome
 from manyhands.engine.recorder import Cut, GraphRecorder, Recording
 from manyhands.engine.sampling import Chosen, get_ready, likeliest
+from manyhands.errors import ManyhandsError, RanksFailed
 from manyhands.model.adapter import ModelAdapter, experts_of_a_token, weight_bytes
 from manyhands.model.experts import load_for_prompts
 from manyhands.model.memory import Memory, free_bytes, num_weights
@@ -638,7 +639,9 @@ class GraphedPasses(Passes):
         done, trouble = None, None
         try:
             done = work()
-        except (torch.OutOfMemoryError, RuntimeError) as error:
+        except RanksFailed:
+            raise
+        except (torch.OutOfMemoryError, RuntimeError, ManyhandsError) as error:
             self.recorder.recover()
             lines = str(error).strip().splitlines() or [type(error).__name__]
             trouble = lines[0][:200]

@@ -35,7 +35,7 @@ from manyhands.engine.ranks.channel import FirstEnd, OtherEnd, Verb
 from manyhands.engine.ranks.follower import Follower
 from manyhands.engine.ranks.packing import pack_moves
 from manyhands.engine.ranks.told import Following, Together, ToldRanks
-from manyhands.errors import RanksFailed
+from manyhands.errors import RanksFailed, UnsupportedModel
 from manyhands.model.loading import load_adapter
 from manyhands.model.settings import ModelSettings
 from tests.engine.ranks.models import small_folder
@@ -334,6 +334,16 @@ class FailsBehind(Again):
         return found
 
 
+class Refuses(FailsBehind):
+    """The same with an error of ours, which a pass would survive."""
+
+    def record(self, work: Any = None) -> Any:
+        try:
+            return super().record(work)
+        except torch.OutOfMemoryError:
+            raise UnsupportedModel("no room") from None
+
+
 class FailsInTheMidst(Again):
     """Its memory ends where the first part of the pass does; the other rank waits in a sum of the second one."""
 
@@ -346,14 +356,15 @@ class FailsInTheMidst(Again):
         raise torch.OutOfMemoryError("no room")
 
 
+@pytest.mark.parametrize("kind", [FailsBehind, Refuses])
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_recording_that_one_rank_alone_cannot_end_is_given_up_by_all(
-    failing: int, small: Path
+    failing: int, kind: type[Again], small: Path
 ) -> None:
     """They have made as many sums, so they are in step: passes go on launch by launch, and compare what they made."""
     expected = small_engine().run(walking(a_team_of(1), 6, {})).text
     recorders = [Again(), Again()]
-    recorders[failing] = FailsBehind()
+    recorders[failing] = kind()
     two = TwoRanks(small, (recorders[0], recorders[1]))
     assert two.engine.run(walking(a_team_of(1), 6, {})).text == expected
     ours, theirs = two.end()

@@ -12,11 +12,13 @@ from multiprocessing.connection import Pipe
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.distributed import distributed_c10d
 
+from manyhands.engine.executor import LocalExecutor
 from manyhands.engine.ranks import executor as executor_of_ranks
 from manyhands.engine.ranks import follower as follower_of_ranks
 from manyhands.engine.ranks import world as world_of_ranks
@@ -25,7 +27,13 @@ from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.follower import Follower, follow
 from manyhands.engine.ranks.world import World
 from manyhands.engine.service import Service
-from manyhands.errors import InvalidRequest, ManyhandsError, RanksFailed, ServiceStopped
+from manyhands.errors import (
+    InvalidRequest,
+    ManyhandsError,
+    RanksFailed,
+    ServiceStopped,
+    UnsupportedModel,
+)
 from manyhands.model.settings import ModelSettings
 from tests.engine.small import counting, small_engine
 
@@ -289,6 +297,34 @@ def test_a_network_of_uneven_numbers_is_a_lost_rank(monkeypatch: pytest.MonkeyPa
     )
     with pytest.raises(RanksFailed, match="part is of other numbers"):
         executor._passed(None)
+
+
+@pytest.mark.parametrize("verb", ["pass", "replay", "write_keys"])
+def test_an_error_of_ours_behind_the_telling_is_a_lost_rank(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others wait in a sum of it, and rank 0 would go on to the next verb."""
+    world, _ = a_world(monkeypatch)
+    executor: Any = object.__new__(RankedExecutor)
+    executor.world = world
+
+    def refuses(*_: Any, **__: Any) -> None:
+        raise UnsupportedModel("it was called without its hook")
+
+    executor._check_place = lambda **_: None
+    monkeypatch.setattr(executor_of_ranks, "pack_merged", lambda _: [])
+    for name in ("_passed", "replay", "write_keys"):
+        monkeypatch.setattr(LocalExecutor, name, refuses)
+    at = np.arange(3)
+    ask: dict[str, Callable[[], object]] = {
+        "pass": lambda: executor._passed(None),
+        "replay": lambda: executor.replay(None),
+        "write_keys": lambda: executor.write_keys(None, at, (at, at)),
+    }
+    with pytest.raises(RanksFailed, match="rank 0: it was called without"), world.whole():
+        ask[verb]()
+    with pytest.raises(RanksFailed):
+        world.check()
 
 
 def test_ranks_that_are_lost_while_a_run_comes_back_are_no_runs_own_error(

@@ -14,8 +14,8 @@ from __future__ import annotations
 import json
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Self
@@ -38,7 +38,7 @@ from manyhands.engine.ranks.part import fingerprint_of_all, load_part, look_for_
 from manyhands.engine.ranks.processes import Processes
 from manyhands.engine.ranks.told import ToldRanks
 from manyhands.engine.ranks.world import World
-from manyhands.errors import InvalidRequest, ManyhandsError, OutOfMemory, RanksFailed
+from manyhands.errors import InvalidRequest, ManyhandsError, RanksFailed
 from manyhands.model.settings import ModelSettings
 from manyhands.replay.merged import Merged
 
@@ -178,11 +178,9 @@ class RankedExecutor(LocalExecutor):
             return super().go_on(rows, choices, lookahead=lookahead, weighing=weighing, ahead=ahead)
 
     def _passed(self, plan: Plan, targets: Targets | None = None) -> PassOutcome:
-        """See `LocalExecutor`. The pass of a network of uneven numbers was told: other ranks wait in its midst, so RanksFailed."""
-        try:
+        """See `LocalExecutor`. Raises RanksFailed for an error of ours: the pass was told."""
+        with _told():
             return super()._passed(plan, targets)
-        except InvalidRequest as error:
-            raise RanksFailed(f"rank 0: {error}", hint=error.hint) from error
 
     def record_ahead(self, told: Callable[[int, int], None]) -> None:
         """See `Executor.record_ahead`."""
@@ -214,10 +212,8 @@ class RankedExecutor(LocalExecutor):
             self._check_place()  # an error of ours is raised before the others are told
             where = (*places, *(found or ()))
             self.world.told.tell(Verb.WRITE_KEYS, *pack_merged(merged), tokens, *where)
-            try:
+            with _told():
                 super().write_keys(merged, tokens, places, found)
-            except OutOfMemory as error:
-                raise RanksFailed(f"rank 0: {error}", hint=error.hint) from error
 
     def replay(self, merged: Merged, rows: Sequence[int] | None = None) -> Tensor:
         """See `Executor.replay`."""
@@ -225,7 +221,8 @@ class RankedExecutor(LocalExecutor):
             self._check_place()
             wanted = [] if rows is None else [np.array(rows, dtype=np.int64)]
             self.world.told.tell(Verb.REPLAY, *pack_merged(merged), *wanted)
-            return super().replay(merged, rows)
+            with _told():
+                return super().replay(merged, rows)
 
     def make_up(self, places: Places, seed: int) -> None:
         """See `Executor.make_up`. Each rank makes up its own heads."""
@@ -238,6 +235,17 @@ class RankedExecutor(LocalExecutor):
         with self.world.whole():
             self.world.told.tell(Verb.FINGERPRINT)
             return fingerprint_of_all(self, self.world.collectives)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """An error of ours inside is rank 0's alone, and the others wait in the midst of what they were told: RanksFailed."""
+    try:
+        yield
+    except RanksFailed:
+        raise
+    except ManyhandsError as error:
+        raise RanksFailed(f"rank 0: {error}", hint=error.hint) from error
 
 
 def _check_divisible(settings: ModelSettings) -> None:
