@@ -168,7 +168,7 @@ class Case:
 
 
 def tried(folder: Path, size: int, case: Case) -> dict[str, Any]:
-    """What rank 0 sees, in a process of its own."""
+    """The result as rank 0 sees it, in a process of its own."""
     ours, theirs = os.pipe()
     began = time.monotonic()
     if not (pid := os.fork()):

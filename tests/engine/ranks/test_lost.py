@@ -111,7 +111,7 @@ def test_recordings_go_before_the_group(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def has_a_device(theirs: Any) -> None:
-    """What another rank says before it joins the group."""
+    """The word of another rank before it joins the group."""
     OtherEnd(theirs, 1, 2).report(device="cpu")
 
 

@@ -47,7 +47,7 @@ class Meeting:
         self._barrier = threading.Barrier(size, timeout=120)
 
     def abort(self) -> None:
-        """Whoever waits, or will, has an error."""
+        """Every rank that waits, or will, has an error."""
         self._barrier.abort()
 
     def all_of(self, rank: int, x: Tensor) -> list[Tensor]:

@@ -30,7 +30,7 @@ class Verb(IntEnum):
     LAUNCH = 3  # a pass, launch by launch
     ASK_ROOM = 4  # whether so many bytes are free on every device
     RECORD = 5
-    AGREE = 6  # what came of it on all ranks: the trouble that one of them had, or none
+    AGREE = 6  # the trouble that one of all ranks has had with it, or none
     PREPARE = 7  # load kernels that no recording has
     FORGET = 8  # drop all recordings
     START = 9

@@ -77,7 +77,7 @@ def take_device(kind: str, rank: int) -> torch.device:
 def join_group(
     kind: str, port: int, rank: int, size: int, device: torch.device, store: Any = None
 ) -> GroupCollectives:
-    """What joins the rank to the others. All ranks call it at once, with their devices."""
+    """The group that joins the rank to the others. All ranks call it at once, with their devices."""
     store = store or Store(_HOST, port, size, is_master=False, timeout=_LONGEST)
     dist.init_process_group(
         kind,

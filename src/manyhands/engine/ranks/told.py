@@ -125,7 +125,7 @@ class ToldRanks(Together):
         words = [(own, made), *((each["trouble"], each["made"]) for each in said)]
         troubles = [(rank, trouble) for rank, (trouble, _) in enumerate(words) if trouble]
         if len({made for _, made in words}) > 1:
-            # Whoever has made the fewest has left the others, whose trouble is the end of that rank.
+            # The rank that has made the fewest has left the others, whose trouble is its end.
             fewest = min(range(len(words)), key=lambda rank: words[rank][1])
             trouble = words[fewest][0] or "it has made fewer sums than the others"
             raise self._of_rank(fewest, trouble)
