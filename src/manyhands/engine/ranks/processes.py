@@ -150,7 +150,7 @@ def start_others(size: int, work: str = _FOLLOW) -> Processes:
 def started_beside(settings: ModelSettings) -> Iterator[Processes | None]:
     """The other ranks of a model that is loaded inside, started already: they import beside this process.
 
-    None where there are no others, or torchrun has started them. What no world has taken over is ended where this is left.
+    None where there are no others, or torchrun has started them. Ranks that no world has taken over are ended where this is left.
     Raises InvalidRequest where the settings and torchrun differ.
     """
     size = num_ranks(settings)
