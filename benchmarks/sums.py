@@ -21,7 +21,7 @@ from torch import Tensor
 
 from benchmarks.results import Clock, Results, parser
 from manyhands.engine.ranks.channel import OtherEnd, Verb, text_of
-from manyhands.engine.ranks.group import join_group, leave_group
+from manyhands.engine.ranks.group import join_group, leave_group, take_device
 from manyhands.engine.ranks.world import World
 from manyhands.model.parallel.collectives import GroupCollectives
 from manyhands.model.parallel.finding import find_peers
@@ -52,7 +52,9 @@ def follow(heard: OtherEnd) -> None:
     verb, arrays = heard.next()
     assert verb == Verb.JOIN, "rank 0 begins with it"
     kind, port = text_of(next(arrays)), int(next(arrays)[0])
-    device, collectives = join_group(kind, port, heard.rank, heard.size)
+    device = take_device(kind, heard.rank)
+    heard.report(device=str(device))
+    collectives = join_group(kind, port, heard.rank, heard.size, device)
     measure(collectives, device, lambda kind, **line: None)
     assert heard.next()[0] == Verb.END
     leave_group()

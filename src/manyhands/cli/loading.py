@@ -17,6 +17,7 @@ from manyhands.cli.command import Chosen
 from manyhands.cli.guard import tell
 from manyhands.cli.output import Notes
 from manyhands.cli.threads import take_one, weight_bytes
+from manyhands.engine.ranks.processes import started_beside
 from manyhands.errors import InvalidRequest
 from manyhands.hub import BUNDLED, exists, is_gguf, is_local, place_of
 from manyhands.model.checkpoint import check_lora, check_place
@@ -128,15 +129,17 @@ def load_wordless_engine(model: str, settings: ModelSettings, notes: Notes) -> E
     is_watched = sys.stderr is not None and sys.stderr.isatty()
     if is_watched:
         tell(f"loading {model}")
-    from manyhands.engine.engine import Engine
+    with started_beside(settings) as started:  # the other ranks import while this process does
+        from manyhands.engine.engine import Engine
 
-    # Imported objects stay. A full collection of garbage in the midst of a run would walk over all of
-    # it, hundreds of thousands of objects, and everybody's tokens would wait.
-    gc.freeze()
-    atexit.register(gc.unfreeze)  # or libraries complain of what they think is leaked
-    with _noted(notes):
-        known = _share_processors(place, settings)
-        engine = Engine.load(replace(settings, model=place), downloads=is_watched)
+        # Imported objects stay. A full collection of garbage in the midst of a run would walk over all of
+        # it, hundreds of thousands of objects, and everybody's tokens would wait.
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # or libraries complain of what they think is leaked
+        with _noted(notes):
+            known = _share_processors(place, settings)
+            whole = replace(settings, model=place)
+            engine = Engine.load(whole, downloads=is_watched, started=started)
     if known is None and engine.facts.device == "cpu":
         take_one(engine.facts.weight_bytes)
     if settings.quantise not in ("auto", "none", "fp16") and not engine.facts.is_on_gpu:

@@ -47,6 +47,7 @@ from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.past import Past
 from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.launched import num_ranks
+from manyhands.engine.ranks.processes import Processes
 from manyhands.engine.rebuild import rebuild_past
 from manyhands.engine.restore import restore
 from manyhands.engine.run import Run, RunState
@@ -188,7 +189,12 @@ class Engine(OfOneProcess):
 
     @classmethod
     def load(
-        cls, model: ModelSettings | str | Path | Any, *, downloads: bool = False, **choices: Any
+        cls,
+        model: ModelSettings | str | Path | Any,
+        *,
+        downloads: bool = False,
+        started: Processes | None = None,
+        **choices: Any,
     ) -> Engine:
         """Load a Hugging Face model by hub id, folder or object, and make an engine of it.
 
@@ -199,7 +205,8 @@ class Engine(OfOneProcess):
         speak them where they are given none.
 
         `choices` are fields of `ModelSettings`, which says what each means; or give one whole. `downloads`
-        shows the progress of what is fetched from the hub. Raises ModelNotFound, UnsupportedModel,
+        shows the progress of what is fetched from the hub. `started`: the other ranks, where they were started before
+        (`engine/ranks/processes.py::started_beside`). Raises ModelNotFound, UnsupportedModel,
         InvalidRequest, OutOfMemory.
         """
         if isinstance(model, ModelSettings):
@@ -212,7 +219,9 @@ class Engine(OfOneProcess):
         if num_ranks(settings) == 1:
             executor, tokenizer = LocalExecutor.load(settings, downloads=downloads)
         else:
-            executor, tokenizer = RankedExecutor.load(settings, downloads=downloads)
+            executor, tokenizer = RankedExecutor.load(
+                settings, downloads=downloads, started=started
+            )
         return cls(executor, tokenizer, settings, prompts=_words_of(settings))
 
     @property

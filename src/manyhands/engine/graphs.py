@@ -76,6 +76,7 @@ from manyhands.engine.heads import Heads, part_ends
 from manyhands.engine.passes import ALONE, Attending, Late, Others, Passes, PassOutcome
 from manyhands.engine.recorder import Cut, GraphRecorder, Recording
 from manyhands.engine.sampling import Chosen, get_ready, likeliest
+from manyhands.errors import ManyhandsError, RanksFailed
 from manyhands.model.adapter import ModelAdapter, experts_of_a_token, weight_bytes
 from manyhands.model.experts import load_for_prompts
 from manyhands.model.memory import Memory, free_bytes, num_weights
@@ -569,7 +570,8 @@ class GraphedPasses(Passes):
     def have_to_spare(self, num_bytes: int) -> bool:
         """Whether so many bytes are free on every rank's device: the same answer on all, which ask at once."""
         self.settle()
-        return self.others.all_could(free_bytes(self.adapter.device) >= num_bytes)
+        has_room = free_bytes(self.adapter.device) >= num_bytes
+        return self.others.any_trouble(None if has_room else "no memory to spare") is None
 
     @property
     def _can_compile_at_once(self) -> bool:
@@ -637,16 +639,18 @@ class GraphedPasses(Passes):
 
     def _tried(self, work: Callable[[], T]) -> T | None:
         """The result of this part of a recording; None, with the trouble, if a rank cannot have it."""
-        done, trouble = None, "another rank could not"
+        done, trouble = None, None
         try:
             done = work()
-        except (torch.OutOfMemoryError, RuntimeError) as error:
+        except RanksFailed:
+            raise
+        except (torch.OutOfMemoryError, RuntimeError, ManyhandsError) as error:
             self.recorder.recover()
             lines = str(error).strip().splitlines() or [type(error).__name__]
             trouble = lines[0][:200]
-        if self.others.all_could(done is not None) and done is not None:
+        if (found := self.others.any_trouble(trouble)) is None:
             return done
-        self.trouble = trouble
+        self.trouble = found
         return None
 
     def _record(self, page_size: int, capacity: Capacity) -> _Graph | None:
@@ -657,7 +661,8 @@ class GraphedPasses(Passes):
         """A recording of this capacity, if it can be made on all ranks; its number is the next one.
 
         A rank that has no room for its buffer says so before any begins. Where the network cannot be
-        recorded, all find it at the same place. A rank that runs out of memory in between cannot go on.
+        recorded, all find it at the same place. Where one rank alone fails and all are in step all the same, all give the recording up;
+        where others wait in a sum that it never makes, the ranks cannot go on: RanksFailed.
         """
         began = time.perf_counter()
         self.settle()

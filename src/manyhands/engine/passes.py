@@ -102,9 +102,9 @@ class Others:
     def ask_room(self, num_bytes: int) -> None:
         """All ranks say whether so many bytes of their devices are free."""
 
-    def all_could(self, could: bool) -> bool:
-        """Whether all ranks could do what this one could, or could not."""
-        return could
+    def any_trouble(self, own: str | None) -> str | None:
+        """Trouble that a rank has had with what all have tried, this one's `own` included; None if all could do it. The same on all."""
+        return own
 
     def start(self, number: int, num_parts: int, integers: Tensor, growth: Tensor) -> None:
         """The first parts of the recording of this number are replayed, with these integers [used] and, where there is any, this growth

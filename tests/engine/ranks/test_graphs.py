@@ -5,7 +5,9 @@ The ranks are threads, and a recorder runs everything again instead of replaying
 
 from __future__ import annotations
 
+import json
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Pipe
@@ -28,10 +30,12 @@ from manyhands.engine.engine import Engine
 from manyhands.engine.executor import LocalExecutor
 from manyhands.engine.graphs import GraphedPasses
 from manyhands.engine.pass_counts import PassCounts
+from manyhands.engine.ranks import told
 from manyhands.engine.ranks.channel import FirstEnd, OtherEnd, Verb
 from manyhands.engine.ranks.follower import Follower
 from manyhands.engine.ranks.packing import pack_moves
-from manyhands.engine.ranks.told import Together, ToldRanks
+from manyhands.engine.ranks.told import Following, Together, ToldRanks
+from manyhands.errors import RanksFailed, UnsupportedModel
 from manyhands.model.loading import load_adapter
 from manyhands.model.settings import ModelSettings
 from tests.engine.ranks.models import small_folder
@@ -76,18 +80,25 @@ class TwoRanks:
     """Rank 0's engine, and a thread that follows it."""
 
     def __init__(self, folder: Path, recorders: tuple[Again, Again]) -> None:
-        meeting = Meeting(2)
+        self.meeting = meeting = Meeting(2)
         ours, theirs = Pipe()
         self.told = FirstEnd([ours])
         parts = [ThreadCollectives(rank, meeting) for rank in range(2)]
-        zero = ToldRanks(self.told, parts[0], CPU, compares=True)
-        one = Together(parts[1], CPU, compares=True)
+        heard = OtherEnd(theirs, 1, 2)
+
+        def answers(seconds: float | None) -> list[dict[str, Any]]:
+            if not ours.poll(seconds):
+                raise TimeoutError
+            return [json.loads(ours.recv_bytes())]
+
+        zero = ToldRanks(self.told, parts[0], CPU, answers=answers, compares=True)
+        one = Following(heard, parts[1], CPU, compares=True)
         executors = [
             self._executor(folder, part, others, recorder)
             for part, others, recorder in zip(parts, (zero, one), recorders, strict=True)
         ]
         self.engine = Engine(executors[0], TOKENIZER)
-        self.follower = Follower(OtherEnd(theirs, 1, 2))
+        self.follower = Follower(heard)
         self.follower._executor = executors[1]
         self.errors: list[BaseException] = []
         self.thread = threading.Thread(target=self._follow, daemon=True)
@@ -115,6 +126,7 @@ class TwoRanks:
                 pass
         except BaseException as error:
             self.errors.append(error)
+            self.meeting.abort()  # as a sum ends whose connection is closed
 
     def end(self) -> tuple[PassCounts, PassCounts]:
         self.told.tell(Verb.END)
@@ -309,4 +321,90 @@ def test_a_recording_that_one_rank_cannot_make_is_made_by_none(small: Path) -> N
     ours, theirs = two.end()
     assert ours.recorded == theirs.recorded == 0
     assert two.engine.executor.about is not None
-    assert two.engine.executor.about.endswith("another rank could not")
+    assert two.engine.executor.about.endswith("rank 1 of 2: no room")
+
+
+class FailsBehind(Again):
+    """Its memory ends when all sums of the pass are made."""
+
+    def record(self, work: Any = None) -> Any:
+        found = super().record(work)
+        if work is not None:
+            raise torch.OutOfMemoryError("no room")
+        return found
+
+
+class Refuses(FailsBehind):
+    """The same with an error of ours, which a pass would survive."""
+
+    def record(self, work: Any = None) -> Any:
+        try:
+            return super().record(work)
+        except torch.OutOfMemoryError:
+            raise UnsupportedModel("no room") from None
+
+
+class FailsInTheMidst(Again):
+    """Its memory ends where the first part of the pass does; the other rank waits in a sum of the second one."""
+
+    def record(self, work: Any = None) -> Any:
+        if work is None:
+            return None
+        return work(self.fail)
+
+    def fail(self) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+
+@pytest.mark.parametrize("kind", [FailsBehind, Refuses])
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_recording_that_one_rank_alone_cannot_end_is_given_up_by_all(
+    failing: int, kind: type[Again], small: Path
+) -> None:
+    """They have made as many sums, so they are in step: passes go on launch by launch, and compare what they made."""
+    expected = small_engine().run(walking(a_team_of(1), 6, {})).text
+    recorders = [Again(), Again()]
+    recorders[failing] = kind()
+    two = TwoRanks(small, (recorders[0], recorders[1]))
+    assert two.engine.run(walking(a_team_of(1), 6, {})).text == expected
+    ours, theirs = two.end()
+    assert ours.recorded == theirs.recorded == 0
+    executor: Any = two.engine.executor
+    other: Any = two.follower.executor
+    assert executor.passes.trouble == other.passes.trouble == f"rank {failing} of 2: no room"
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_that_leaves_the_others_in_a_sum_ends_all_in_time(
+    failing: int, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It made its next sum, which was another one than theirs: they waited for ten minutes."""
+    monkeypatch.setattr(told, "PATIENCE", 0.3)
+    recorders = [Again(), Again()]
+    recorders[failing] = FailsInTheMidst()
+    two = TwoRanks(small, (recorders[0], recorders[1]))
+    began = time.monotonic()
+    with pytest.raises(
+        RanksFailed, match=f"rank {failing} of 2 failed: .* trouble: no room"
+    ) as found:
+        two.engine.run(walking(a_team_of(1), 6, {}))
+    assert time.monotonic() - began < 20
+    assert "fewer memory_tokens" in found.value.hint
+    two.meeting.abort()
+    two.told.close()
+    two.thread.join(30)
+    assert not two.thread.is_alive()
+
+
+def test_ranks_that_have_made_other_sums_do_not_go_on(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums through peers' memory are given up after a while: behind one nothing is a number, and the next would meet another one."""
+    two = TwoRanks(small, (Again(), FailsBehind()))
+    passes: Any = two.follower.executor
+    passes.passes.others.collectives.num_made += 1
+    with pytest.raises(RanksFailed, match=r"rank 0 of 2 failed: .* fewer sums than the others"):
+        two.engine.run(walking(a_team_of(1), 6, {}))
+    two.meeting.abort()
+    two.told.close()
+    two.thread.join(30)

@@ -12,11 +12,13 @@ from multiprocessing.connection import Pipe
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.distributed import distributed_c10d
 
+from manyhands.engine.executor import LocalExecutor
 from manyhands.engine.ranks import executor as executor_of_ranks
 from manyhands.engine.ranks import follower as follower_of_ranks
 from manyhands.engine.ranks import world as world_of_ranks
@@ -25,7 +27,13 @@ from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.follower import Follower, follow
 from manyhands.engine.ranks.world import World
 from manyhands.engine.service import Service
-from manyhands.errors import InvalidRequest, ManyhandsError, RanksFailed, ServiceStopped
+from manyhands.errors import (
+    InvalidRequest,
+    ManyhandsError,
+    RanksFailed,
+    ServiceStopped,
+    UnsupportedModel,
+)
 from manyhands.model.settings import ModelSettings
 from tests.engine.small import counting, small_engine
 
@@ -82,8 +90,9 @@ def test_recordings_go_before_the_group(monkeypatch: pytest.MonkeyPatch) -> None
     order: list[str] = []
     for module in (world_of_ranks, follower_of_ranks):
         monkeypatch.setattr(module, "leave_group", lambda: order.append("the group goes"))
-    monkeypatch.setattr(world_of_ranks, "join_group", lambda *_: (torch.device("cpu"), None))
+    monkeypatch.setattr(world_of_ranks, "join_group", lambda *_: None)
     ours, theirs = Pipe()
+    has_a_device(theirs)
     world = World([ours], "cpu")
     passes = Passes(order)
     world.recorded.add(passes)
@@ -101,11 +110,17 @@ def test_recordings_go_before_the_group(monkeypatch: pytest.MonkeyPatch) -> None
     assert order == ["recordings go", "the group goes"]
 
 
+def has_a_device(theirs: Any) -> None:
+    """The word of another rank before it joins the group."""
+    OtherEnd(theirs, 1, 2).report(device="cpu")
+
+
 def a_world(monkeypatch: pytest.MonkeyPatch) -> tuple[World, Any]:
     """Of two ranks, the other of which is a pipe that nothing reads."""
-    monkeypatch.setattr(world_of_ranks, "join_group", lambda *_: (torch.device("cpu"), None))
+    monkeypatch.setattr(world_of_ranks, "join_group", lambda *_: None)
     monkeypatch.setattr(world_of_ranks, "leave_group", lambda: None)
     ours, theirs = Pipe()
+    has_a_device(theirs)
     return World([ours], "cpu"), theirs
 
 
@@ -237,8 +252,38 @@ def test_a_load_that_is_interrupted_ends_the_ranks(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(executor_of_ranks, "load_part", struck)
     with pytest.raises(KeyboardInterrupt):
         RankedExecutor.on(world, ModelSettings("no model", device="cpu"))
-    with pytest.raises(RanksFailed, match="ended already"):
+    with pytest.raises(RanksFailed, match="rank 0 failed: KeyboardInterrupt"):
         world.check()
+
+
+def test_a_load_that_is_interrupted_leaves_no_group_that_others_are_asked_to_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They load for minutes, perhaps: NCCL would wait for them, and the process was ended by force."""
+    world, _ = a_world(monkeypatch)
+    order = list[str]()
+    on_a_gpu(monkeypatch, world, lambda: order.append("aborted"))
+    monkeypatch.setattr(world_of_ranks, "leave_group", lambda: order.append("left"))
+
+    def struck(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(executor_of_ranks, "load_part", struck)
+    with pytest.raises(KeyboardInterrupt):
+        RankedExecutor.on(world, ModelSettings("no model", device="cpu"))
+    assert order == ["aborted", "left"]
+
+
+def test_a_rank_that_cannot_have_its_device_is_said_before_the_group_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 0 waited in the group, where nothing reaches it, until its process was ended by force."""
+    monkeypatch.setattr(world_of_ranks, "join_group", lambda *_: pytest.fail("nobody comes"))
+    ours, theirs = Pipe()
+    OtherEnd(theirs, 1, 2).report(failed="RuntimeError: CUDA error: device is busy", hint="wait")
+    with pytest.raises(RanksFailed, match="rank 1 of 2 failed: RuntimeError: CUDA error") as found:
+        World([ours], "cpu")
+    assert found.value.hint == "wait"
 
 
 def test_a_network_of_uneven_numbers_is_a_lost_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,6 +297,34 @@ def test_a_network_of_uneven_numbers_is_a_lost_rank(monkeypatch: pytest.MonkeyPa
     )
     with pytest.raises(RanksFailed, match="part is of other numbers"):
         executor._passed(None)
+
+
+@pytest.mark.parametrize("verb", ["pass", "replay", "write_keys"])
+def test_an_error_of_ours_behind_the_telling_is_a_lost_rank(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others wait in a sum of it, and rank 0 would go on to the next verb."""
+    world, _ = a_world(monkeypatch)
+    executor: Any = object.__new__(RankedExecutor)
+    executor.world = world
+
+    def refuses(*_: Any, **__: Any) -> None:
+        raise UnsupportedModel("it was called without its hook")
+
+    executor._check_place = lambda **_: None
+    monkeypatch.setattr(executor_of_ranks, "pack_merged", lambda _: [])
+    for name in ("_passed", "replay", "write_keys"):
+        monkeypatch.setattr(LocalExecutor, name, refuses)
+    at = np.arange(3)
+    ask: dict[str, Callable[[], object]] = {
+        "pass": lambda: executor._passed(None),
+        "replay": lambda: executor.replay(None),
+        "write_keys": lambda: executor.write_keys(None, at, (at, at)),
+    }
+    with pytest.raises(RanksFailed, match="rank 0: it was called without"), world.whole():
+        ask[verb]()
+    with pytest.raises(RanksFailed):
+        world.check()
 
 
 def test_ranks_that_are_lost_while_a_run_comes_back_are_no_runs_own_error(

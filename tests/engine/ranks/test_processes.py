@@ -29,6 +29,7 @@ WORKS = "tests.engine.ranks.lives"
 def started(work: str, size: int) -> Iterator[Processes]:
     others = Processes(f"{WORKS}:{work}", size)
     try:
+        others.meet()
         yield others
     finally:
         others.end()
@@ -97,7 +98,7 @@ def test_a_rank_that_fails_says_why() -> None:
         pids = [each["pid"] for each in heard_from(others)]
         FirstEnd(others.pipes).tell(Verb.END)
         said = json.loads(others.pipes[0].recv_bytes())
-        assert said == {"failed": "ValueError: this rank has had enough"}
+        assert said == {"failed": "ValueError: this rank has had enough", "hint": ""}
         with pytest.raises(EOFError):
             others.pipes[0].recv_bytes()
         assert not others.pipes[1].poll(0.1), "the other rank has seen nothing yet"
@@ -117,7 +118,7 @@ def test_a_rank_that_does_not_start() -> None:
     with pytest.raises(
         RanksFailed, match=r"did not start; printed last: .*No module named 'tests.engine.ranks.no'"
     ):
-        Processes("tests.engine.ranks.no:body", 3)
+        Processes("tests.engine.ranks.no:body", 3).meet()
     # One that ends a moment later has started.
     with started("die_at_once", 2) as others, pytest.raises((EOFError, ConnectionResetError)):
         others.pipes[0].recv_bytes()
@@ -127,6 +128,7 @@ ORPHANS = f"""
 import json, os, signal, sys, time
 from manyhands.engine.ranks.processes import Processes
 others = Processes("{WORKS}:sleep_for_ever", 3)
+others.meet()
 print(json.dumps([json.loads(pipe.recv_bytes())["pid"] for pipe in others.pipes]), flush=True)
 time.sleep(60)
 """

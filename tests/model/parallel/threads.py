@@ -22,17 +22,21 @@ class ThreadCollectives:
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self.rank, self.size = rank, meeting.size
         self._meeting = meeting
+        self.num_made = 0
 
     def alone(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def sum(self, x: Tensor) -> Tensor:
+        self.num_made += 1
         return torch.stack(self._meeting.all_of(self.rank, x)).sum(0)
 
     def gather(self, x: Tensor) -> Tensor:
+        self.num_made += 1
         return torch.stack(self._meeting.all_of(self.rank, x))
 
     def take_over(self, x: Tensor) -> None:
+        self.num_made += 1
         x.copy_(self._meeting.all_of(self.rank, x.clone())[0])
 
 
@@ -41,6 +45,10 @@ class Meeting:
         self.size = size
         self._there: list[Any] = [None] * size
         self._barrier = threading.Barrier(size, timeout=120)
+
+    def abort(self) -> None:
+        """Every rank that waits, or will, has an error."""
+        self._barrier.abort()
 
     def all_of(self, rank: int, x: Tensor) -> list[Tensor]:
         self._there[rank] = x

@@ -4,7 +4,8 @@ One pipe for each of the others. A message is one piece of memory, and nothing i
 
     int64   the verb, the number of arrays, the size of each, and all arrays one behind another
 
-Reports are rare: an answer when a model has been loaded, and the reason when a rank fails.
+Reports are rare: an answer when a model has been loaded, a word where all try what one alone may not bear, and the reason when a
+rank fails.
 """
 
 from __future__ import annotations
@@ -29,18 +30,19 @@ class Verb(IntEnum):
     LAUNCH = 3  # a pass, launch by launch
     ASK_ROOM = 4  # whether so many bytes are free on every device
     RECORD = 5
-    PREPARE = 6  # load kernels that no recording has
-    FORGET = 7  # drop all recordings
-    START = 8
-    FOLLOW = 9
-    BEGIN = 10
-    FINISH = 11
-    MOVE = 12
-    WRITE_KEYS = 13
-    REPLAY = 14
-    MAKE_UP = 15
-    FINGERPRINT = 16
-    END = 17
+    AGREE = 6  # the trouble that one of all ranks has had with it, or none
+    PREPARE = 7  # load kernels that no recording has
+    FORGET = 8  # drop all recordings
+    START = 9
+    FOLLOW = 10
+    BEGIN = 11
+    FINISH = 12
+    MOVE = 13
+    WRITE_KEYS = 14
+    REPLAY = 15
+    MAKE_UP = 16
+    FINGERPRINT = 17
+    END = 18
 
 
 def ints_of(text: str) -> Ints:
@@ -97,6 +99,10 @@ class OtherEnd:
     def next(self) -> tuple[Verb, Iterator[Ints]]:
         """Wait for the next message. EOFError when rank 0 is gone."""
         return unpacked(self.pipe.recv_bytes())
+
+    def comes(self, seconds: float) -> bool:
+        """Whether a message, or rank 0's end, comes in so many seconds."""
+        return self.pipe.poll(seconds)
 
     def report(self, **facts: Any) -> None:
         """Tell rank 0."""

@@ -14,8 +14,8 @@ from __future__ import annotations
 import json
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Self
@@ -35,9 +35,10 @@ from manyhands.engine.ranks.channel import Verb, ints_of
 from manyhands.engine.ranks.launched import num_ranks
 from manyhands.engine.ranks.packing import pack_merged, pack_moves
 from manyhands.engine.ranks.part import fingerprint_of_all, load_part, look_for_peers, report_of
+from manyhands.engine.ranks.processes import Processes
 from manyhands.engine.ranks.told import ToldRanks
 from manyhands.engine.ranks.world import World
-from manyhands.errors import InvalidRequest, ManyhandsError, OutOfMemory, RanksFailed
+from manyhands.errors import InvalidRequest, ManyhandsError, RanksFailed
 from manyhands.model.settings import ModelSettings
 from manyhands.replay.merged import Merged
 
@@ -49,15 +50,29 @@ class RankedExecutor(LocalExecutor):
         """Every rank has its part of the network, and is about to have memory. See `on`."""
         self.world = world
         others = ToldRanks(
-            world.told, world.collectives, world.device, compares=settings.check_ranks
+            world.told,
+            world.collectives,
+            world.device,
+            answers=world.answers,
+            compares=settings.check_ranks,
         )
         super().__init__(network.adapter, settings, fused=network.fused, others=others)
         world.recorded.add(self)
 
     @classmethod
-    def load(cls, settings: ModelSettings, *, downloads: bool = False) -> tuple[Self, Any]:
-        """Start the other ranks, and load the model on all. Besides what loading raises: RanksFailed."""
-        world = World.start(num_ranks(settings), settings.device)
+    def load(
+        cls,
+        settings: ModelSettings,
+        *,
+        downloads: bool = False,
+        started: Processes | None = None,
+    ) -> tuple[Self, Any]:
+        """Start the other ranks, or take those that are `started`, and load the model on all.
+
+        Besides what loading raises: RanksFailed.
+        """
+        _check_divisible(settings)
+        world = World.start(num_ranks(settings), settings.device, started=started)
         try:
             executor, tokenizer = cls.on(world, settings, downloads=downloads)
         except BaseException:
@@ -79,24 +94,15 @@ class RankedExecutor(LocalExecutor):
             return cls._on(world, settings, downloads=downloads)
         except ManyhandsError:
             raise
-        except BaseException:
-            world.end()
+        except BaseException as error:
+            world.give_up(error)
             raise
 
     @classmethod
     def _on(
         cls, world: World, settings: ModelSettings, *, downloads: bool = False
     ) -> tuple[Self, Any]:
-        if not isinstance(settings.model, str | Path):
-            raise InvalidRequest(
-                "a network that is built already cannot be cut over several ranks",
-                hint="give its folder or its name: each rank reads its own part",
-            )
-        if settings.cache is not None:
-            raise InvalidRequest(
-                "the cache on disk keeps keys and values of a whole network, and each rank has its own heads'",
-                hint="leave out cache, or ranks",
-            )
+        _check_divisible(settings)
         began = time.monotonic()
         # Of a command's options, those of the model.
         told = {each.name: getattr(settings, each.name) for each in fields(ModelSettings)}
@@ -172,11 +178,9 @@ class RankedExecutor(LocalExecutor):
             return super().go_on(rows, choices, lookahead=lookahead, weighing=weighing, ahead=ahead)
 
     def _passed(self, plan: Plan, targets: Targets | None = None) -> PassOutcome:
-        """See `LocalExecutor`. The pass of a network of uneven numbers was told: other ranks wait in its midst, so RanksFailed."""
-        try:
+        """See `LocalExecutor`. Raises RanksFailed for an error of ours: the pass was told."""
+        with _told():
             return super()._passed(plan, targets)
-        except InvalidRequest as error:
-            raise RanksFailed(f"rank 0: {error}", hint=error.hint) from error
 
     def record_ahead(self, told: Callable[[int, int], None]) -> None:
         """See `Executor.record_ahead`."""
@@ -208,10 +212,8 @@ class RankedExecutor(LocalExecutor):
             self._check_place()  # an error of ours is raised before the others are told
             where = (*places, *(found or ()))
             self.world.told.tell(Verb.WRITE_KEYS, *pack_merged(merged), tokens, *where)
-            try:
+            with _told():
                 super().write_keys(merged, tokens, places, found)
-            except OutOfMemory as error:
-                raise RanksFailed(f"rank 0: {error}", hint=error.hint) from error
 
     def replay(self, merged: Merged, rows: Sequence[int] | None = None) -> Tensor:
         """See `Executor.replay`."""
@@ -219,7 +221,8 @@ class RankedExecutor(LocalExecutor):
             self._check_place()
             wanted = [] if rows is None else [np.array(rows, dtype=np.int64)]
             self.world.told.tell(Verb.REPLAY, *pack_merged(merged), *wanted)
-            return super().replay(merged, rows)
+            with _told():
+                return super().replay(merged, rows)
 
     def make_up(self, places: Places, seed: int) -> None:
         """See `Executor.make_up`. Each rank makes up its own heads."""
@@ -232,6 +235,31 @@ class RankedExecutor(LocalExecutor):
         with self.world.whole():
             self.world.told.tell(Verb.FINGERPRINT)
             return fingerprint_of_all(self, self.world.collectives)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """An error of ours inside is rank 0's alone, and the others wait in the midst of what they were told: RanksFailed."""
+    try:
+        yield
+    except RanksFailed:
+        raise
+    except ManyhandsError as error:
+        raise RanksFailed(f"rank 0: {error}", hint=error.hint) from error
+
+
+def _check_divisible(settings: ModelSettings) -> None:
+    """Raise InvalidRequest for settings that no several ranks bear."""
+    if not isinstance(settings.model, str | Path):
+        raise InvalidRequest(
+            "a network that is built already cannot be cut over several ranks",
+            hint="give its folder or its name: each rank reads its own part",
+        )
+    if settings.cache is not None:
+        raise InvalidRequest(
+            "the cache on disk keeps keys and values of a whole network, and each rank has its own heads'",
+            hint="leave out cache, or ranks",
+        )
 
 
 def _about(world: World, reports: Sequence[dict[str, Any]], keys: int, seconds: float) -> str:

@@ -21,7 +21,7 @@ from manyhands.cache.pages import Ints
 from manyhands.engine.executor import LocalExecutor, Network, Places
 from manyhands.engine.graphs import GraphedPasses
 from manyhands.engine.ranks.channel import OtherEnd, Verb, text_of
-from manyhands.engine.ranks.group import join_group, leave_group
+from manyhands.engine.ranks.group import join_group, leave_group, take_device
 from manyhands.engine.ranks.packing import (
     unpack_int32,
     unpack_merged,
@@ -30,7 +30,7 @@ from manyhands.engine.ranks.packing import (
     unpack_targets,
 )
 from manyhands.engine.ranks.part import fingerprint_of_all, load_part, look_for_peers, report_of
-from manyhands.engine.ranks.told import Together
+from manyhands.engine.ranks.told import Following
 from manyhands.errors import ManyhandsError
 from manyhands.model.parallel.collectives import GroupCollectives
 from manyhands.model.settings import ModelSettings
@@ -79,7 +79,10 @@ class Follower:
 
     def _join(self, arrays: Iterator[Ints]) -> None:
         kind, port = text_of(next(arrays)), int(next(arrays)[0])
-        self.device, self.collectives = join_group(kind, port, self.heard.rank, self.heard.size)
+        rank, size = self.heard.rank, self.heard.size
+        self.device = take_device(kind, rank)
+        self.heard.report(device=str(self.device))
+        self.collectives = join_group(kind, port, rank, size, self.device)
 
     def _load(self, arrays: Iterator[Ints]) -> None:
         self.settings = ModelSettings(**json.loads(text_of(next(arrays))))
@@ -99,7 +102,9 @@ class Follower:
         assert self.collectives is not None, "rank 0 says JOIN first"
         self.settings = replace(self.settings, memory_tokens=int(next(arrays)[0]))
         look_for_peers(self.network, self.settings, self.collectives)
-        others = Together(self.collectives, self.device, compares=self.settings.check_ranks)
+        others = Following(
+            self.heard, self.collectives, self.device, compares=self.settings.check_ranks
+        )
         with _Answering(self.heard):
             adapter, fused = self.network.adapter, self.network.fused
             self._executor = LocalExecutor(adapter, self.settings, fused=fused, others=others)

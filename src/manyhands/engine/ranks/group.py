@@ -62,17 +62,22 @@ def check_no_group() -> None:
         )
 
 
-def join_group(
-    kind: str, port: int, rank: int, size: int, store: Any = None
-) -> tuple[torch.device, GroupCollectives]:
-    """The rank's device, and what joins it to the others. All ranks call it at once."""
+def take_device(kind: str, rank: int) -> torch.device:
+    """The rank's device, on which work can begin. A rank that cannot have it says so before the others wait for it in the group."""
     check_no_group()
-    device = torch.device("cpu")
-    if kind == "nccl":
-        for name, value in _NCCL.items():
-            os.environ.setdefault(name, value)
-        device = torch.device("cuda", rank)
-        torch.cuda.set_device(device)
+    if kind != "nccl":
+        return torch.device("cpu")
+    for name, value in _NCCL.items():
+        os.environ.setdefault(name, value)
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def join_group(
+    kind: str, port: int, rank: int, size: int, device: torch.device, store: Any = None
+) -> GroupCollectives:
+    """The group that joins the rank to the others. All ranks call it at once, with their devices."""
     store = store or Store(_HOST, port, size, is_master=False, timeout=_LONGEST)
     dist.init_process_group(
         kind,
@@ -82,7 +87,7 @@ def join_group(
         timeout=_LONGEST,
         device_id=device if kind == "nccl" else None,
     )
-    return device, GroupCollectives()
+    return GroupCollectives()
 
 
 def leave_group() -> None:

@@ -4,6 +4,9 @@ Rank 0 starts one process, which imports torch once and then divides into all ot
 as long to start as two. They are a process group of their own, so a Ctrl-C of the terminal reaches
 rank 0 alone, and one signal ends them all.
 
+Imports take seconds in rank 0, too. A command knows how many ranks it wants before it imports anything (`started_beside`), so the
+others import meanwhile; rank 0 waits for them (`meet`) when it has done with its own.
+
 A rank goes when rank 0 goes, however that happens: the standard input of all is one pipe whose other end
 rank 0 holds, and a thread of each waits for its end. When a rank fails it reports why, through its own pipe.
 Prints go to a file without a name, whose last line is quoted where a rank dies without a report; or to the end of
@@ -11,6 +14,7 @@ the file that MANYHANDS_RANKS_LOG names: there a rank that fails leaves its whol
 the place where it is.
 
     others = Processes("manyhands.engine.ranks.follower:follow", size=4)
+    others.meet()         all have imported what they need
     others.pipes          of ranks 1, 2, 3
     others.end()          at the latest after `GRACE` seconds all are gone
 
@@ -29,33 +33,36 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, NoReturn
 
 from manyhands.engine.ranks.channel import OtherEnd
+from manyhands.engine.ranks.launched import launched, num_ranks
 from manyhands.errors import ManyhandsError, RanksFailed
-from manyhands.sandbox import leave_ends_to_caller
+from manyhands.model.settings import ModelSettings
+from manyhands.sandbox import held_back, leave_ends_to_caller
 
 LOG = "MANYHANDS_RANKS_LOG"
 GRACE = 5.0  # seconds that a rank has for leaving by itself
 _START = 300.0  # seconds until all ranks must have answered
 _TAIL_BYTES = 2000
 _MAIN = "from manyhands.engine.ranks.processes import main; main()"
+_FOLLOW = "manyhands.engine.ranks.follower:follow"
 
 
 class Processes:
-    """The other ranks of one host, started by this process."""
+    """The other ranks of one host, started by this process. They import by themselves; `meet` waits for them."""
 
     def __init__(self, work: str, size: int, environment: dict[str, str] | None = None) -> None:
-        """`work`, "module:function", is called in each with its `OtherEnd`; `environment` is added to theirs.
-
-        Raises RanksFailed if one of them does not start.
-        """
+        """`work`, "module:function", is called in each with its `OtherEnd`; `environment` is added to theirs."""
         self.size = size
+        self.began = time.monotonic()
+        self.is_taken = False  # by a world, which ends them
+        self._are_here = False
         self._last_words = ""
         self._printed: IO[bytes] = _printed()
         pairs = [socket.socketpair() for _ in range(1, size)]
@@ -74,6 +81,9 @@ class Processes:
             end.close()
         assert self._process.stdin is not None
         self._lifeline: IO[bytes] = self._process.stdin
+
+    def meet(self) -> None:
+        """Wait until all have imported what they need. Raises RanksFailed, with all ended, if one of them does not start."""
         try:
             for pipe in self.pipes:
                 if not pipe.poll(_START):
@@ -85,6 +95,7 @@ class Processes:
         except BaseException:
             self.end()
             raise
+        self._are_here = True
 
     @property
     def pid(self) -> int:
@@ -102,14 +113,17 @@ class Processes:
         return self._last_words
 
     def end(self) -> None:
-        """Let them go, and after `GRACE` seconds make them. Called twice it does the same as once."""
+        """Let them go, and after `GRACE` seconds make them; at once while they import, when they hear nothing and have nothing to lose.
+
+        Called twice it does the same as once.
+        """
         if self._process.returncode is not None:
             return
         for pipe in self.pipes:
             pipe.close()
         with suppress(OSError):
             self._lifeline.close()
-        ends = time.monotonic() + GRACE
+        ends = time.monotonic() + (GRACE if self._are_here else 0.0)
         # Looked at and not waited for, so that its number, which is the group's, belongs to no other yet.
         look = os.WEXITED | os.WNOHANG | os.WNOWAIT
         while os.waitid(os.P_PID, self._process.pid, look) is None and time.monotonic() < ends:
@@ -121,6 +135,36 @@ class Processes:
         self._process.wait()
         self.last_words()
         self._printed.close()
+
+
+def start_others(size: int, work: str = _FOLLOW) -> Processes:
+    """The other ranks of a model over `size` ranks, which share this host's processors on a CPU."""
+    # A process that is to divide may ask for GPUs, and must not open them.
+    environment = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    if "OMP_NUM_THREADS" not in os.environ:
+        environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // size))
+    return Processes(work, size, environment)
+
+
+@contextmanager
+def started_beside(settings: ModelSettings) -> Iterator[Processes | None]:
+    """The other ranks of a model that is loaded inside, started already: they import beside this process.
+
+    None where there are no others, or torchrun has started them. Ranks that no world has taken over are ended where this is left.
+    Raises InvalidRequest where the settings and torchrun differ.
+    """
+    size = num_ranks(settings)
+    if size == 1 or launched() is not None:
+        yield None
+        return
+    others: Processes | None = None
+    try:
+        with held_back():  # or a process might start that nobody knows of
+            others = start_others(size)
+        yield others
+    finally:
+        if others is not None and not others.is_taken:
+            others.end()
 
 
 def _printed() -> IO[bytes]:
@@ -163,7 +207,7 @@ def leave(work: Callable[[OtherEnd], None], heard: OtherEnd) -> NoReturn:
         status = 1
         traceback.print_exc()
         with suppress(OSError):
-            heard.report(failed=reason_of(error))
+            heard.report(failed=reason_of(error), hint=getattr(error, "hint", ""))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # libraries that wait for other ranks at their end would wait for ever

@@ -45,14 +45,14 @@ from manyhands.engine.ranks.group import (
     kind_of_group,
     leave_group,
     open_store,
+    take_device,
 )
 from manyhands.engine.ranks.launched import Launched, launched
-from manyhands.engine.ranks.processes import GRACE, Processes
+from manyhands.engine.ranks.processes import GRACE, Processes, start_others
 from manyhands.errors import ManyhandsError, RanksFailed
 from manyhands.sandbox import held_back
 
 LONGEST_END = 3 * GRACE  # seconds from the loss of a rank to the end of this process, at the latest
-_FOLLOW = "manyhands.engine.ranks.follower:follow"
 _PATIENCE = 1.0  # seconds in which a verb that waits for a sum ends by itself when that is given up
 _SETTLED = 0.5  # seconds in which all ranks that end with the first one have said so
 _OTHER_SIDE = ("onnection", "peer", "NCCL")  # in the reason of a rank that only saw another one end
@@ -80,6 +80,8 @@ class World:
         self.seconds_starting = 0.0  # under torchrun, which has started them, none
         self._answers: queue.SimpleQueue[tuple[int, dict[str, Any]] | None] = queue.SimpleQueue()
         self._ends: list[tuple[int, str]] = []  # which ranks ended and how, the first one first
+        self._hints: dict[int, str] = {}  # the mends that they have named
+        self._hint = ""  # of what was lost
         self._is_ended = False
         self._in_verb = threading.Event()
         # Words that two threads tell at a time would be heard as one.
@@ -91,31 +93,43 @@ class World:
         kind = kind_of_group(device, self.size)
         store = open_store(self.size)
         port = np.array([store.port], dtype=np.int64)
+        if processes is not None:
+            processes.meet()
+            self.seconds_starting = time.monotonic() - processes.began
         threading.Thread(target=self._watch, daemon=True).start()
         self._share_processors(kind)
         with self.whole():  # whatever goes wrong, this process has its processors back
             self.told.tell(Verb.JOIN, ints_of(kind), port)
-            self.device, self.collectives = join_group(kind, store.port, 0, self.size, store)
+            self.device = take_device(kind, 0)
+            self.answers()
+            self.collectives = join_group(kind, store.port, 0, self.size, self.device, store)
 
     @classmethod
-    def start(cls, size: int, device: str = "auto", *, work: str = _FOLLOW) -> World:
-        """Start the others, or take those that torchrun has started."""
+    def start(
+        cls,
+        size: int,
+        device: str = "auto",
+        *,
+        work: str | None = None,
+        started: Processes | None = None,
+    ) -> World:
+        """Start the others, or take those that torchrun or `started_beside` has started.
+
+        `work`: their life, where it is another one than a follower's.
+        """
         found = launched()
         if found is not None:
             return cls(_pipes_by_torchrun(found), device)
-        threads = str(max(1, (os.cpu_count() or 1) // size))
-        # A process that is to divide may ask for GPUs, and must not open them.
-        environment = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-        if "OMP_NUM_THREADS" not in os.environ:
-            environment["OMP_NUM_THREADS"] = threads
-        began = time.monotonic()
-        processes = Processes(work, size, environment)
+        processes = started
         try:
-            world = cls(processes.pipes, device, processes)
-            world.seconds_starting = time.monotonic() - began
-            return world
+            with held_back():
+                processes = processes or start_others(size, *([work] if work else []))
+                processes.is_taken = True
+            assert processes.size == size, "they were started by the same settings"
+            return cls(processes.pipes, device, processes)
         except BaseException:
-            processes.end()
+            if processes is not None:
+                processes.end()
             raise
 
     @contextmanager
@@ -137,9 +151,7 @@ class World:
             try:
                 yield
             except RanksFailed as error:
-                self._lose_by(error)
-                _empty_frames(error)
-                self.end()
+                self.give_up(error)
                 raise
             except ManyhandsError as error:
                 if self.lost is None:
@@ -148,9 +160,7 @@ class World:
                 self.end()  # logits that are no numbers, say, of a sum that was given up
                 raise self._failure() from error
             except BaseException as error:
-                self._lose_by(error)
-                _empty_frames(error)
-                self.end()
+                self.give_up(error)
                 raise self._failure() from error
             finally:
                 self._in_verb.clear()
@@ -180,6 +190,12 @@ class World:
             reason = self._settled() or f"rank 0 failed: {type(error).__name__}: {error}"
             self.lost = self.lost or reason
 
+    def give_up(self, error: BaseException) -> None:
+        """End all for an error that struck rank 0 alone: where the others are is not known, so nobody waits for them."""
+        self._lose_by(error)
+        _empty_frames(error)
+        self.end()
+
     def check(self) -> None:
         """Raise RanksFailed if a rank is gone."""
         if self.lost is not None:
@@ -188,11 +204,19 @@ class World:
         if self._is_ended:
             raise RanksFailed("the ranks were ended already", hint="load the model again")
 
-    def answers(self) -> list[dict[str, Any]]:
-        """The answer of each of the others, in the order of ranks; our own errors are raised as they are."""
+    def answers(self, seconds: float | None = None) -> list[dict[str, Any]]:
+        """The answer of each of the others, in the order of ranks; our own errors are raised as they are.
+
+        TimeoutError where one has not come in so many seconds.
+        """
         found: dict[int, dict[str, Any]] = {}
+        ends = None if seconds is None else time.monotonic() + seconds
         while len(found) < self.size - 1:
-            answer = self._answers.get()
+            try:
+                left = None if ends is None else max(0.0, ends - time.monotonic())
+                answer = self._answers.get(timeout=left)
+            except queue.Empty:
+                raise TimeoutError(f"no answer in {seconds:g} s") from None
             if answer is None:
                 self._settled()
                 self.end()
@@ -260,6 +284,7 @@ class World:
                     self._ended(rank_of.pop(pipe), "")
                     continue
                 if "failed" in said:
+                    self._hints[rank_of[pipe]] = said.get("hint", "")
                     self._ended(rank_of[pipe], said["failed"])
                 else:
                     self._answers.put((rank_of[pipe], said))
@@ -329,6 +354,7 @@ class World:
         told = [(rank, words.get(rank, "")) for rank, _ in self._ends]
         own = [each for each in told if not any(word in each[1] for word in _OTHER_SIDE)]
         rank, reason = (own or told)[0]
+        self._hint = self._hints.get(rank, "")
         if reason:
             return f"rank {rank} of {self.size} failed: {reason}"
         said = self.processes.last_words() if self.processes is not None else ""
@@ -337,7 +363,8 @@ class World:
     def _failure(self) -> RanksFailed:
         return RanksFailed(
             f"{self.lost}; all ranks of the model were ended",
-            hint="load the model again; the traces of runs hold all that was written before",
+            hint=self._hint
+            or "load the model again; the traces of runs hold all that was written before",
         )
 
     def _share_processors(self, kind: str) -> None:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from manyhands.model.parallel.peers import Peers
+from manyhands.model.parallel.peers import Peers, is_recorded
 
 # Newer versions of torch warn of the older name.
 _gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -42,6 +42,13 @@ class Collectives(Protocol):
     @property
     def peers(self) -> Peers | None:
         """A shorter way for sums of few tokens, where there is one."""
+
+    @property
+    def num_made(self) -> int:
+        """Calls that this rank has made with the others so far, those through peers' memory included; a recording's are none of them.
+
+        Ranks that have made as many are in step.
+        """
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of all ranks' x [...], the same bits on each. May be made in place."""
@@ -68,6 +75,15 @@ class GroupCollectives:
         self.peers: Peers | None = None
         self.about_peers = ""  # how sums of few tokens are made, for people
         self._is_alone = False
+        self._num_made = 0  # without those of the peers that are there
+
+    @property
+    def num_made(self) -> int:
+        """See `Collectives.num_made`."""
+        return self._num_made + (0 if self.peers is None else self.peers.num_made)
+
+    def _count(self, x: Tensor) -> None:
+        self._num_made += not is_recorded(x)
 
     def forget_peers(self) -> None:
         """Let their memory go: another model is loaded. A pass that nobody waited for ends first."""
@@ -79,6 +95,7 @@ class GroupCollectives:
         """See `Collectives.sum`."""
         x = x.contiguous()
         if not self._is_alone:
+            self._count(x)
             dist.all_reduce(x, group=self.group)
         return x
 
@@ -86,12 +103,14 @@ class GroupCollectives:
         """See `Collectives.gather`."""
         listed = torch.empty(self.size * x.numel(), dtype=x.dtype, device=x.device)
         if not self._is_alone:
+            self._count(x)
             _gather(listed, x.contiguous().view(-1), group=self.group)
         return listed.view(self.size, *x.shape)
 
     def take_over(self, x: Tensor) -> None:
         """See `Collectives.take_over`."""
         if not self._is_alone:
+            self._count(x)
             dist.broadcast(x, 0, group=self.group)
 
     @contextmanager

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 FEW = 64  # tokens of a sum up to which words are sooner there than flags
 
 
+def is_recorded(x: Tensor) -> bool:
+    """Whether what is launched on x now is recorded, and not made."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 class Peers:
     """One rank's way to the others' memory, for rows of one width and dtype."""
 
@@ -34,6 +39,7 @@ class Peers:
         self.meeting = meeting
         self.many = many
         self.dtype = dtype
+        self.num_made = 0  # sums, those of recordings left out
         self._held = held
         self._beside: tuple[Any, Tensor] | None = None
         if meeting.stop.is_cuda:
@@ -71,6 +77,7 @@ class Peers:
         """
         from manyhands.model.kernels.one_shot import PATIENCE, meet
 
+        self.num_made += not is_recorded(x)
         return meet(by or self._meeting_of(x), None, x, patience=patience or PATIENCE)[0]
 
     def give_up(self) -> None:
@@ -88,6 +95,7 @@ class Peers:
 
         if post is not None and pre is not None and post.form != pre.form:
             return None
+        self.num_made += not is_recorded(x)
         known = post or pre
         form = 0 if known is None else known.form
         after, before = (norm.parts if norm else None for norm in (post, pre))

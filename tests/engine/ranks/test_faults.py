@@ -1,0 +1,74 @@
+"""One rank alone fails, in processes and with gloo's sums: a clear error or the right answer, within seconds, and no process is left.
+
+A cover of what `faults.py` can try: a hundred lines of a recording, in each of two and of three ranks, and every verb in both of two.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from manyhands.model.quiet import quiet
+from tests.covers import spared
+from tests.engine.ranks.faults import NO_ROOM
+from tests.engine.small import TOKENIZER, small_config
+from tests.model.families_zoo import tiny_model
+
+pytest.importorskip("triton", reason="Triton comes for Linux only")
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the kernels are compiled here, and run on the GPU only"
+)
+LONGEST = 12.0  # seconds of a case; a load and a pass of one rank take one or two
+
+
+def tried(folder: Path, size: int, cases: Sequence[str]) -> list[dict[str, Any]]:
+    with quiet():
+        tiny_model(small_config(2 * size, size)).save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.engine.ranks.faults", str(folder), str(size), *cases],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=True,
+    )
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("size", [2, *spared(3)])
+def test_memory_that_ends_in_the_midst_of_a_recording(size: int, tmp_path: Path) -> None:
+    last = size - 1
+    whole, *cases = tried(tmp_path, size, ["list:0", f"{last}:50", "0:400", f"{last}:400"])
+    assert whole["recorded"] == 1
+    assert len(whole["lines"]) > 800
+    for each in cases:
+        assert (each["status"], each["left"]) == (0, 0)
+        assert each["seconds"] < LONGEST
+    given_up, *ended = cases
+    assert given_up["text"] == whole["text"]
+    assert given_up["recorded"] == 0
+    assert given_up["trouble"] == f"rank {last} of {size}: {NO_ROOM}"
+    for rank, each in zip((0, last), ended, strict=True):
+        assert each["error"].startswith(f"RanksFailed: rank {rank} of {size} failed: in the midst")
+        assert NO_ROOM in each["error"]
+        assert "fewer memory_tokens" in each["hint"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_memory_that_ends_when_a_verb_is_told(rank: int, tmp_path: Path) -> None:
+    """Of each kind one: before there is a group, while ranks load, in sums, and where all agree."""
+    verbs = ["JOIN", "LOAD", "REPLAY", "ASK_ROOM"]
+    for each in tried(tmp_path, 2, [f"{rank}:{verb}" for verb in verbs]):
+        assert (each["status"], each["left"]) == (0, 0)
+        assert each["seconds"] < LONGEST
+        assert each["error"].startswith(f"RanksFailed: rank {rank}")
+        assert NO_ROOM in each["error"]

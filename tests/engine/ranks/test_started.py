@@ -1,0 +1,187 @@
+"""The other ranks start before rank 0 imports what it needs, and none is left where rank 0 goes no further."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from manyhands.engine.ranks import processes
+from manyhands.engine.ranks.executor import RankedExecutor
+from manyhands.engine.ranks.processes import LOG, Processes, started_beside
+from manyhands.engine.ranks.world import World
+from manyhands.errors import InvalidRequest, RanksFailed
+from manyhands.model.settings import ModelSettings
+from tests.engine.ranks.test_processes import WORKS, is_gone
+
+TWO = ModelSettings("bundled", device="cpu", ranks=2)
+IMPORTS = f"{WORKS.rpartition('.')[0]}.slow_import:body"
+AT_ONCE = 1.5  # seconds; far less than `GRACE`, and than what importing torch takes
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other ranks import for longer than any test waits."""
+    right = processes.start_others
+    monkeypatch.setattr(processes, "start_others", lambda size: right(size, IMPORTS))
+
+
+def started(found: list[Processes], error: BaseException | None = None) -> None:
+    with started_beside(TWO) as others:
+        assert others is not None
+        found.append(others)
+        if error is not None:
+            raise error
+
+
+@pytest.mark.parametrize("error", [None, InvalidRequest("no such model"), KeyboardInterrupt()])
+def test_ranks_that_no_world_has_taken_go_at_once(slow: None, error: BaseException | None) -> None:
+    """They import, and hear nothing yet: nobody waits for what they would say."""
+    found: list[Processes] = []
+    began = time.monotonic()
+    if error is None:
+        started(found)
+    else:
+        with pytest.raises(type(error)):
+            started(found, error)
+    assert time.monotonic() - began < AT_ONCE
+    assert is_gone(found[0].pid, 0.1)
+
+
+def test_what_a_world_has_taken_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        processes, "start_others", lambda size: Processes(f"{WORKS}:sleep_for_ever", size)
+    )
+    with started_beside(TWO) as others:
+        assert others is not None
+        others.meet()
+        others.is_taken = True
+    assert not is_gone(others.pid, 0.1)
+    monkeypatch.setattr(processes, "GRACE", 0.2)
+    others.end()
+    assert is_gone(others.pid)
+
+
+@pytest.mark.parametrize(
+    "settings", [ModelSettings("bundled"), ModelSettings("bundled", ranks=1)], ids=["none", "one"]
+)
+def test_one_rank_starts_nothing(slow: None, settings: ModelSettings) -> None:
+    with started_beside(settings) as others:
+        assert others is None
+
+
+def test_torchrun_has_started_them(slow: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    for name, value in zip(names, ("0", "2", "2", "127.0.0.1", "1"), strict=True):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    with started_beside(ModelSettings("bundled")) as others:
+        assert others is None
+
+
+@pytest.mark.parametrize("device", ["cuda:1", "cuda"])
+def test_a_device_that_cannot_be_is_said_before_the_others_have_imported(
+    slow: None, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was said behind their start."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    began = time.monotonic()
+    with started_beside(TWO) as others, pytest.raises(InvalidRequest, match=r"device is|need 2"):
+        World.start(2, device, started=others)
+    assert others is not None
+    assert time.monotonic() - began < AT_ONCE
+    assert is_gone(others.pid, 0.1)
+
+
+def test_settings_that_ranks_do_not_bear_start_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("they were to be refused before")
+
+    monkeypatch.setattr(World, "start", never)
+    for settings in (ModelSettings(object(), ranks=2), ModelSettings("x", cache=str(tmp_path))):
+        with pytest.raises(InvalidRequest):
+            RankedExecutor.load(settings)
+
+
+def test_ranks_that_end_while_rank_0_imports_are_told_with_their_words() -> None:
+    others = Processes(f"{WORKS.rpartition('.')[0]}.no:body", 3)
+    try:
+        assert is_gone(others.pid)
+        with pytest.raises(RanksFailed, match=r"did not start; printed last: .*No module named"):
+            others.meet()
+    finally:
+        others.end()
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def with_log(log: Path) -> set[int]:
+    """The processes whose environment names this file."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "environ").read_bytes()
+        except OSError:
+            continue
+        if f"{LOG}={log}".encode() in words.split(b"\0"):
+            found.add(int(folder.name))
+    return found
+
+
+def until(is_so: Callable[[], Any], seconds: float = 30.0) -> bool:
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        if is_so():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("later", [0.0, 0.8])
+def test_a_command_that_is_ended_while_all_import_leaves_none(
+    number: signal.Signals, later: float, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    asked = ["solve", "--device", "cpu", "--ranks", "2", "--workers", "1", "1 + 1"]
+    rank_0 = subprocess.Popen(
+        [sys.executable, "-m", "manyhands", *asked],
+        env={**os.environ, LOG: str(log)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert until(lambda: len(with_log(log)) == 2), "the other rank has started"
+    time.sleep(later)
+    rank_0.send_signal(number)
+    _, said = rank_0.communicate(timeout=30)
+    # Where an import in C is struck, Python itself ends by the signal now and then: to a shell, the same code.
+    assert rank_0.returncode in (128 + number, -number), said
+    assert "Traceback" not in said
+    assert until(lambda: not with_log(log), AT_ONCE)
+
+
+def test_a_mistake_of_the_user_reads_as_before_and_leaves_none(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    asked = ["solve", "--device", "cuda:1", "--ranks", "2", "--workers", "1", "1 + 1"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "manyhands", *asked],
+        env={**os.environ, LOG: str(log)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == InvalidRequest.exit_code
+    assert "error: device is 'cuda:1', and 2 ranks share the model" in ended.stderr
+    assert not with_log(log)
