@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import accumulate, chain, compress, count, pairwise
-from operator import is_not
+from operator import attrgetter, is_not
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +35,7 @@ from manyhands.native import compiled as native
 
 _LONGEST_FRONT = 16  # tokens of a block that is copied to the front of others
 _FRONTS = 2  # copies that are made ahead: as many steps may end in one pass
+_HAS_LEFT = attrgetter("left")  # of a strip
 
 
 class _Live(NamedTuple):
@@ -232,13 +233,12 @@ class _Reader:
         pending: Mapping[Block, int],
     ) -> bool:
         """Whether its reads in plan `number` follow from those it has. Plan `before` was made last."""
-        return (
-            self.is_known
-            and self.took_part == before
-            and self.live.isdisjoint(irregular)
-            and all(block.num_tokens + pending.get(block, 0) == size for block, size in self.still)
-            and (most is None or self.length + (number - self.at) * self.growth <= most)
-        )
+        if not self.is_known or self.took_part != before or not self.live.isdisjoint(irregular):
+            return False
+        for block, size in self.still:
+            if len(block.tokens) + pending.get(block, 0) != size:
+                return False
+        return most is None or self.length + (number - self.at) * self.growth <= most
 
 
 TABLE = (
@@ -350,7 +350,7 @@ class Planner:
         readers = self._prepare_all(step)
         if self._is_joining:
             self._make_fronts()
-        irregular = self._irregular(growth)
+        irregular = self._irregular(growth, after)
         self._after = {}  # interrupted, nothing is taken to be regular
         self._number += 1
         if pending is not None:
@@ -407,18 +407,19 @@ class Planner:
         """Its tokens, and those that are pending."""
         return block.num_tokens + self._pending.get(block, 0)
 
-    def _irregular(self, growth: dict[Block, int]) -> set[int]:
+    def _irregular(self, growth: Mapping[Block, int], after: Mapping[int, int]) -> set[int]:
         """Ids of blocks that grow now, or did in the last plan, and not by one token from one to the other.
 
-        An id may be that of a block that is gone: no view that was read before has the new one.
+        `after`: by ids, in the order of `growth`, the lengths behind this plan. An id may be that of a block that is gone: no
+        view that was read before has the new one.
         """
-        after = self._after
+        before = self._after
         regular = {
-            id(block)
-            for block, size in growth.items()
-            if size == 1 and after.get(id(block)) == self._length(block)
+            each
+            for (each, length), size in zip(after.items(), growth.values(), strict=True)
+            if size == 1 and before.get(each) == length - 1
         }
-        return (after.keys() | {id(block) for block in growth}) - regular
+        return (before.keys() | after.keys()) - regular
 
     def _read_all(self, rows: Sequence[tuple[_Reader, View]], growth: Mapping[Block, int]) -> None:
         """The reads of these rows in this plan. Raises ContextTooLong, and InvalidRequest for blocks that were not filled here.
@@ -582,7 +583,7 @@ class Planner:
                 if reader is not None and reader.joined == num_joined and not is_due:
                     continue
                 if reader is not None and id(reader.strips) not in moved:
-                    moved[id(reader.strips)] = any(strip.left for strip in reader.strips.values())
+                    moved[id(reader.strips)] = any(map(_HAS_LEFT, reader.strips.values()))
                 if reader is None or is_due or moved[id(reader.strips)]:
                     found[index] = reader = self._reader(views[index], walk)
                 reader.joined = num_joined
@@ -751,8 +752,8 @@ class Planner:
         told = [(len(reader.table), self._number - reader.at, reader.growth) for reader in readers]
         num_reads, ages, growth = np.array(told, dtype=np.int64).T.copy()
         strips: dict[int, Strip] = {}
-        for reader in readers:
-            strips.update(reader.strips)
+        for each in {id(reader.strips): reader.strips for reader in readers}.values():
+            strips.update(each)
         return _Laid(
             np.concatenate([reader.table for reader in readers]),
             num_reads,
