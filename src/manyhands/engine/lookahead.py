@@ -175,7 +175,7 @@ class Lookahead:
                     weakref.ref(row.view),
                     row.feed,
                     source,
-                    own.num_tokens + pending.get(own, 0),
+                    len(own.tokens) + pending.get(own, 0),
                     len(rows),
                     run,
                 )

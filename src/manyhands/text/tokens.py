@@ -241,6 +241,7 @@ class Text:
 
     def words(self, text: str) -> tuple[int, ...]:
         """`encode` of a method's own words. All its runs speak the same ones, so short ones are encoded once."""
+        text = _well_formed(text)
         if len(text) > _SHORT:
             return self.encode(text)
         if (known := self._words.get(text)) is None:
