@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import accumulate, chain, compress, count, pairwise
-from operator import attrgetter, is_not
+from operator import is_not
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +35,6 @@ from manyhands.native import compiled as native
 
 _LONGEST_FRONT = 16  # tokens of a block that is copied to the front of others
 _FRONTS = 2  # copies that are made ahead: as many steps may end in one pass
-_HAS_LEFT = attrgetter("left")  # of a strip
 
 
 class _Live(NamedTuple):
@@ -239,6 +238,11 @@ class _Reader:
             if len(block.tokens) + pending.get(block, 0) != size:
                 return False
         return most is None or self.length + (number - self.at) * self.growth <= most
+
+
+def _has_moved(read: _Read | _Reader) -> bool:
+    """Whether a block of it was moved behind another one since."""
+    return True in [strip.left for strip in read.strips.values()]
 
 
 TABLE = (
@@ -583,7 +587,7 @@ class Planner:
                 if reader is not None and reader.joined == num_joined and not is_due:
                     continue
                 if reader is not None and id(reader.strips) not in moved:
-                    moved[id(reader.strips)] = any(map(_HAS_LEFT, reader.strips.values()))
+                    moved[id(reader.strips)] = _has_moved(reader)
                 if reader is None or is_due or moved[id(reader.strips)]:
                     found[index] = reader = self._reader(views[index], walk)
                 reader.joined = num_joined
@@ -611,9 +615,10 @@ class Planner:
                 read = walk.read.get(key) or _Read.of(route)
                 if num_joined == self.pool.num_joined:  # nothing was moved on the way
                     walk.read[key] = read
-            walked = _Walked(view, route, is_waiting, read, num_joined, _stands(route))
-        is_plain = not num_marks and num_joined == self.pool.num_joined
-        walk.last = walked if is_plain else None
+            walked = _Walked(view, route, is_waiting, read, self.pool.num_joined, _stands(route))
+        # A block that was moved on the way is read where it lies now, unless it stands in the view twice.
+        is_right = num_joined == self.pool.num_joined or not _has_moved(walked.read)
+        walk.last = walked if not num_marks and is_right else None
         view.notes[self._key] = reader = _Reader(
             self._generation,
             walked.route,
