@@ -93,6 +93,7 @@ class _Row:
     length: int  # of its own block, when it is fed
     index: int  # among all rows
     run: int  # the number of its run
+    given: weakref.ref[Row] | None = None  # by `fed_of`: a row that it feeds
 
 
 class Lookahead:
@@ -115,8 +116,6 @@ class Lookahead:
             int, _Row
         ] = {}  # by the ids of their own blocks, which live as long as the views
         self._sizes: list[int] = []  # of each run: its rows
-        # Rows that `fed_of` has given: their numbers there.
-        self._taking_part: dict[Row, int] = {}
         self._plan: Plan | None = None
         self._generation = -1
         self._chosen: tuple[int, ...] | None = None  # by the pass before; None: not known yet
@@ -131,7 +130,6 @@ class Lookahead:
         self._plan = None
         self._rows = {}
         self._sizes = []
-        self._taking_part = {}
         self._chosen = None
 
     def plan(
@@ -213,7 +211,7 @@ class Lookahead:
         else:
             fed = Step([Row(row.view, row.feed[: len(known.feed)]) for row, known in found])
         for row, (_, known) in zip(fed.rows, found, strict=True):
-            self._taking_part[row] = known.index
+            known.given = weakref.ref(row)
         return fed
 
     def _is_fed(self, row: Row, known: _Row) -> bool:
@@ -234,8 +232,13 @@ class Lookahead:
         if the pool has changed since.
         """
         plan = self._plan if self._holds else None
-        at = self._taking_part
-        found = [at[row] for row in step.rows if row in at]
+        found = [
+            known.index
+            for row in step.rows
+            if (known := self._rows.get(id(row.view.own))) is not None
+            and known.given is not None
+            and known.given() is row
+        ]
         self.forget()
         return None if plan is None or len(found) < len(step.rows) else (plan, found)
 
