@@ -373,7 +373,7 @@ def test_a_step_that_was_expected_is_fed_by_the_pass_that_was_begun() -> None:
 
 
 def test_rows_that_nobody_has_asked_about_are_not_taken() -> None:
-    """What was expected is compared once for a row, by `fed_of`, and the next pass that is begun knows nothing of it."""
+    """A row is compared once with the expected one, by `fed_of`; a later pass that is begun knows nothing of it."""
     begun = Begun()
     begun.land()
     team, alone = begun.team((7,), (8,)), begun.step(begun.views[2], feeds=[(9,)])
