@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -44,11 +45,14 @@ class Team:
         blocks = {name: self.write(Block(name), size) for name, size in heads.items()}
         history = tuple(self.write(Block(), 20).freeze() for _ in range(num_steps))
         desks = tuple(Block(f"desk {i}") for i in range(WORKERS))
-        cast = Cast(
+        self.cast = Cast(
             blocks["prompt"], blocks["others"], blocks["own"], blocks["marker"], desks, history
         )
-        self.views = [combined(cast, worker) for worker in range(WORKERS)]
+        self.seat()
         self.decode()
+
+    def seat(self) -> None:
+        self.views = [combined(self.cast, worker) for worker in range(WORKERS)]
 
     def write(self, block: Block, num_tokens: int) -> Block:
         self.plan(Step([Row(View([block]), (0,) * num_tokens)]))
@@ -113,6 +117,31 @@ def test_control_the_count_sees_python_that_walks_the_history() -> None:
         return calls_of_decoding(team, prepare=False).total()
 
     assert walking(Team(num_steps=400)) > walking(Team(num_steps=10)) + 1000
+
+
+@pytest.mark.parametrize("num_steps", [0, 10])
+def test_views_are_walked_once_for_a_team_in_which_a_step_has_ended(
+    num_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the block that has come into the history is moved on that walk."""
+    team, walked = Team(num_steps=num_steps), list[View]()
+    walk = Planner._prepare
+
+    def counted(planner: Planner, view: View, *others: Any) -> Any:
+        walked.append(view)
+        return walk(planner, view, *others)
+
+    cast, pool = team.cast, team.planner.pool
+    cast.prompt.freeze()
+    desks, history = (Block("fresh"), *cast.desks[1:]), (*cast.history, cast.desks[0].freeze())
+    team.cast = replace(cast, desks=desks, history=history)
+    team.seat()
+    monkeypatch.setattr(Planner, "_prepare", counted)
+    num_joined = pool.num_joined
+    plan = team.decode()
+    assert pool.num_joined > num_joined, "a move was meant to be part of this"
+    assert walked == team.views[:1]
+    assert plan.positions.tolist() == [view.num_tokens - 1 for view in team.views]
 
 
 def test_a_history_is_read_in_one_piece() -> None:

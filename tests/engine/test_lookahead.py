@@ -372,6 +372,30 @@ def test_a_step_that_was_expected_is_fed_by_the_pass_that_was_begun() -> None:
     assert begun.lookahead.take(team) is None, "it is taken once"
 
 
+def test_rows_that_nobody_has_asked_about_are_not_taken() -> None:
+    """A row is compared once with the expected one, by `fed_of`; a later pass that is begun knows nothing of it."""
+    begun = Begun()
+    begun.land()
+    team, alone = begun.team((7,), (8,)), begun.step(begun.views[2], feeds=[(9,)])
+    assert begun.lookahead.fed_of(team) is team
+    assert begun.lookahead.take(Step([*team.rows, *alone.rows])) is None
+    assert begun.lookahead.num_rows == 0
+    assert begun.begin()
+    begun.lookahead.was_chosen((7, 8, 9), is_begun=True)
+    assert begun.lookahead.take(team) is None
+
+
+def test_what_was_asked_about_is_held_weakly() -> None:
+    """A run may end without its pass, and its blocks are freed then."""
+    begun = Begun()
+    begun.land()
+    alone = begun.step(begun.views[2], feeds=[(9,)])
+    assert begun.lookahead.fed_of(alone) is alone
+    row = weakref.ref(alone.rows[0])
+    del alone
+    assert row() is None
+
+
 def test_a_step_that_turned_elsewhere_is_not_fed_by_the_pass_that_was_begun() -> None:
     """Nor one of which a row has done so: the others have read what that was fed."""
     prompts = ((4, 5, 6), (7,)), ((4, 5), (7,)), ((4, 6, 6), (7, 8)), ((4,), (7, 8))

@@ -23,6 +23,7 @@ from manyhands.strategies.events import (
 )
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.settings import Away, EndSettings, TeamSettings
+from manyhands.strategies.writer import Writer
 from tests.strategies.driver import PROMPT, Dice, Played, Scripts, SeenRow, play, small_text
 
 TEXT = small_text()
@@ -412,6 +413,21 @@ def test_what_is_prepared_changes_nothing(layout: str, check_every: int) -> None
     assert feeds == [[(row.writer, row.feed) for row in each.rows] for each in other.passes]
 
 
+def test_each_step_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not with every pass: many teams at a time have many passes without an end of a step."""
+    made: list[str] = []
+    prepare = Writer.prepare
+    monkeypatch.setattr(
+        Writer, "prepare", lambda writer: (made.append(writer.name), prepare(writer))
+    )
+    strategy = prepared(hogwild("2+3", TEXT, settings(workers=3, budget=60), PROMPT))
+    played = play(strategy, any_piece)
+    begun = [PROMPT.team(3)[event.worker] for event in played.of(StepBegun)]
+    assert len(ended(played)) > 5
+    assert sorted(made) == sorted(begun[: len(made)])
+    assert len(begun) - len(made) <= 3, "but of steps that begin behind the last pass"
+
+
 def test_nothing_is_encoded_when_a_step_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[str] = []
     encode = TEXT.encode
@@ -428,6 +444,7 @@ def test_nothing_is_encoded_when_a_step_ends(monkeypatch: pytest.MonkeyPatch) ->
         return scripts(row)
 
     monkeypatch.setattr(TEXT, "encode", noted)
+    monkeypatch.setattr(TEXT, "words", noted)  # or what other runs have asked for would not be seen
     left: list[list[str]] = []
 
     def watched() -> Strategy:

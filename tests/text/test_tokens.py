@@ -84,6 +84,25 @@ def test_ordinary_text_is_encoded_as_the_tokenizer_would(qwen: Text) -> None:
     assert list(qwen.encode(text)) == qwen.tokenizer.encode(text, add_special_tokens=False)
 
 
+def test_words_of_a_method_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And held up to a number and a length: some settings of a user are spoken as such words."""
+    text = Text(AutoTokenizer.from_pretrained(bundled.path()))
+    spoken = ["**Alice [1]:** ", "", "a\ud800b", "1 " * 2000]
+    assert [text.words(words) for words in spoken] == [text.encode(words) for words in spoken]
+    encoded: list[str] = []
+    encode = text.encode
+    monkeypatch.setattr(text, "encode", lambda words: (encoded.append(words), encode(words))[1])
+    for words in spoken:
+        text.words(words)
+    assert encoded == [spoken[-1]]
+    encoded.clear()
+    for number in range(5000):
+        text.words(f"step {number}")
+    assert len(text._words) <= 1024
+    assert text.words(spoken[0]) == encode(spoken[0])
+    assert encoded[-1] == spoken[0], "it has been let go of"
+
+
 def test_added_words_that_are_no_markup_stay_words() -> None:
     tokenizer = byte_level()
     tokenizer.add_tokens(["\n\n", "hypotenuse"])
@@ -98,7 +117,14 @@ def test_lone_surrogates_are_replaced(qwen: Text) -> None:
 
 @pytest.mark.parametrize("wrong", [None, 5, b"x", ["a"]])
 def test_what_is_no_text_is_refused(qwen: Text, wrong: Any) -> None:
-    for encode in (qwen.encode, qwen.chat_prompt, qwen.plain_prompt, qwen.markup, qwen.reply):
+    for encode in (
+        qwen.encode,
+        qwen.words,
+        qwen.chat_prompt,
+        qwen.plain_prompt,
+        qwen.markup,
+        qwen.reply,
+    ):
         with pytest.raises(InvalidRequest, match="was given to be encoded; expected a text"):
             encode(wrong)
     with pytest.raises(InvalidRequest) as refused:

@@ -185,7 +185,7 @@ class PagePool:
     @property
     def _num_waiting(self) -> int:
         """Pages of copies that no block has been given."""
-        return sum(len(strip.pages) for place in self._fronts for strip in place.fronts)
+        return sum([len(strip.pages) for place in self._fronts for strip in place.fronts])
 
     @property
     def num_pages_in_use_by_keepers(self) -> int:

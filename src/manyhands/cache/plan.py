@@ -139,7 +139,7 @@ class Plan:
         """Keys loaded when each is loaded once for all rows that read it."""
         return int(self.keys_loaded.sum())
 
-    @property
+    @cached_property
     def keys_loaded(self) -> Ints:
         """[strips]: the same, strip by strip."""
         reads = self.reads

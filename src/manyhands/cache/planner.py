@@ -232,13 +232,17 @@ class _Reader:
         pending: Mapping[Block, int],
     ) -> bool:
         """Whether its reads in plan `number` follow from those it has. Plan `before` was made last."""
-        return (
-            self.is_known
-            and self.took_part == before
-            and self.live.isdisjoint(irregular)
-            and all(block.num_tokens + pending.get(block, 0) == size for block, size in self.still)
-            and (most is None or self.length + (number - self.at) * self.growth <= most)
-        )
+        if not self.is_known or self.took_part != before or not self.live.isdisjoint(irregular):
+            return False
+        for block, size in self.still:
+            if len(block.tokens) + pending.get(block, 0) != size:
+                return False
+        return most is None or self.length + (number - self.at) * self.growth <= most
+
+
+def _has_moved(read: _Read | _Reader) -> bool:
+    """Whether a block of it was moved behind another one since."""
+    return True in [strip.left for strip in read.strips.values()]
 
 
 TABLE = (
@@ -350,7 +354,7 @@ class Planner:
         readers = self._prepare_all(step)
         if self._is_joining:
             self._make_fronts()
-        irregular = self._irregular(growth)
+        irregular = self._irregular(growth, after)
         self._after = {}  # interrupted, nothing is taken to be regular
         self._number += 1
         if pending is not None:
@@ -407,18 +411,19 @@ class Planner:
         """Its tokens, and those that are pending."""
         return block.num_tokens + self._pending.get(block, 0)
 
-    def _irregular(self, growth: dict[Block, int]) -> set[int]:
+    def _irregular(self, growth: Mapping[Block, int], after: Mapping[int, int]) -> set[int]:
         """Ids of blocks that grow now, or did in the last plan, and not by one token from one to the other.
 
-        An id may be that of a block that is gone: no view that was read before has the new one.
+        `after`: by ids, in the order of `growth`, the lengths behind this plan. An id may be that of a block that is gone: no
+        view that was read before has the new one.
         """
-        after = self._after
+        before = self._after
         regular = {
-            id(block)
-            for block, size in growth.items()
-            if size == 1 and after.get(id(block)) == self._length(block)
+            each
+            for (each, length), size in zip(after.items(), growth.values(), strict=True)
+            if size == 1 and before.get(each) == length - 1
         }
-        return (after.keys() | {id(block) for block in growth}) - regular
+        return (before.keys() | after.keys()) - regular
 
     def _read_all(self, rows: Sequence[tuple[_Reader, View]], growth: Mapping[Block, int]) -> None:
         """The reads of these rows in this plan. Raises ContextTooLong, and InvalidRequest for blocks that were not filled here.
@@ -582,7 +587,7 @@ class Planner:
                 if reader is not None and reader.joined == num_joined and not is_due:
                     continue
                 if reader is not None and id(reader.strips) not in moved:
-                    moved[id(reader.strips)] = any(strip.left for strip in reader.strips.values())
+                    moved[id(reader.strips)] = _has_moved(reader)
                 if reader is None or is_due or moved[id(reader.strips)]:
                     found[index] = reader = self._reader(views[index], walk)
                 reader.joined = num_joined
@@ -610,9 +615,10 @@ class Planner:
                 read = walk.read.get(key) or _Read.of(route)
                 if num_joined == self.pool.num_joined:  # nothing was moved on the way
                     walk.read[key] = read
-            walked = _Walked(view, route, is_waiting, read, num_joined, _stands(route))
-        is_plain = not num_marks and num_joined == self.pool.num_joined
-        walk.last = walked if is_plain else None
+            walked = _Walked(view, route, is_waiting, read, self.pool.num_joined, _stands(route))
+        # A block that was moved on the way is read where it lies now, unless it stands in the view twice.
+        is_right = num_joined == self.pool.num_joined or not _has_moved(walked.read)
+        walk.last = walked if not num_marks and is_right else None
         view.notes[self._key] = reader = _Reader(
             self._generation,
             walked.route,
@@ -751,8 +757,8 @@ class Planner:
         told = [(len(reader.table), self._number - reader.at, reader.growth) for reader in readers]
         num_reads, ages, growth = np.array(told, dtype=np.int64).T.copy()
         strips: dict[int, Strip] = {}
-        for reader in readers:
-            strips.update(reader.strips)
+        for each in {id(reader.strips): reader.strips for reader in readers}.values():
+            strips.update(each)
         return _Laid(
             np.concatenate([reader.table for reader in readers]),
             num_reads,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # a command line that asks for help needs no arrays
     from manyhands.cache.plan import Plan
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Usage:
     """The work of an engine, or of one run, so far.
 
@@ -42,6 +42,27 @@ class Usage:
     prefix_tokens_fed: int = 0
     tokens_drafted: int = 0
     tokens_accepted: int = 0
+
+    def __init__(
+        self,
+        forward_passes: int = 0,
+        tokens_fed: int = 0,
+        tokens_chosen: int = 0,
+        kv_bytes_loaded: int = 0,
+        kv_bytes_saved: int = 0,
+        prefix_tokens_found: int = 0,
+        prefix_tokens_fed: int = 0,
+        tokens_drafted: int = 0,
+        tokens_accepted: int = 0,
+    ) -> None:
+        # Two for each run of each pass: that of a frozen dataclass takes twice as long.
+        counts = vars(self)
+        counts["forward_passes"], counts["tokens_fed"] = forward_passes, tokens_fed
+        counts["tokens_chosen"] = tokens_chosen
+        counts["kv_bytes_loaded"], counts["kv_bytes_saved"] = kv_bytes_loaded, kv_bytes_saved
+        counts["prefix_tokens_found"] = prefix_tokens_found
+        counts["prefix_tokens_fed"] = prefix_tokens_fed
+        counts["tokens_drafted"], counts["tokens_accepted"] = tokens_drafted, tokens_accepted
 
     def __add__(self, other: Self) -> Self:
         return type(self)(  # written out: every run of every pass is charged by it
@@ -95,25 +116,17 @@ def usage_of_each(
     loaded = sizes * np.repeat(charge, np.diff(reads.strip_indptr))
     readers = owners[reads.row]  # [n]: whose each read is
 
-    def each(index: Ints, amount: Ints | None = None) -> list[float]:
-        sums: list[float] = np.bincount(index, amount, num_owners).tolist()
+    def each(index: Ints, amount: Ints | None = None) -> Ints:
+        sums: Ints = np.bincount(index, amount, num_owners)
         return sums
 
-    sums = zip(
-        each(owners),
+    of_loaded, of_read = each(readers, loaded), each(readers, sizes)
+    counts = (
+        np.minimum(each(owners), 1),
         each(owners, np.diff(plan.row_indptr)),
         each(owners, np.asarray(is_written)),
-        each(readers, loaded),
-        each(readers, sizes),
-        strict=True,
+        of_loaded * token_bytes,
+        (of_read - of_loaded) * token_bytes,
     )
-    return [
-        Usage(
-            int(rows > 0),
-            round(fed),
-            round(chosen),
-            round(loaded * token_bytes),
-            round((read - loaded) * token_bytes),
-        )
-        for rows, fed, chosen, loaded, read in sums
-    ]
+    whole = np.rint(counts).astype(np.int64)  # [counts, owners]
+    return [Usage(*counted) for counted in whole.T.tolist()]

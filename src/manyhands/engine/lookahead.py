@@ -58,9 +58,10 @@ class Expected(NamedTuple):
     @classmethod
     def going_on(cls, step: Step, first: int) -> Expected:
         """The step of a run that took part as rows `first`, ... of the pass before, one token later."""
-        if any(len(row.feed) > 1 for row in step.rows):  # else it serves again, whatever it feeds
-            step = Step(Row(row.view, (0,), writer=row.writer) for row in step.rows)
-        return cls(step, tuple(range(first, first + len(step.rows))))
+        rows = step.rows
+        if max([len(row.feed) for row in rows]) > 1:  # else it serves again, whatever it feeds
+            step = Step([Row(row.view, (0,), writer=row.writer) for row in rows])
+        return cls(step, tuple(range(first, first + len(rows))))
 
     @classmethod
     def asked(cls, step: Step) -> Expected:
@@ -82,7 +83,7 @@ class Begun(NamedTuple):
 Ahead = Callable[[], Begun | None]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Row:
     """A row of the pass that was begun."""
 
@@ -92,6 +93,7 @@ class _Row:
     length: int  # of its own block, when it is fed
     index: int  # among all rows
     run: int  # the number of its run
+    given: weakref.ref[Row] | None = None  # by `fed_of`: a row that it feeds
 
 
 class Lookahead:
@@ -171,7 +173,7 @@ class Lookahead:
                     weakref.ref(row.view),
                     row.feed,
                     source,
-                    own.num_tokens + pending.get(own, 0),
+                    len(own.tokens) + pending.get(own, 0),
                     len(rows),
                     run,
                 )
@@ -188,20 +190,29 @@ class Lookahead:
         """The part of a run's step that is fed by the pass that was begun: all of it, a part of it, or None."""
         if not self._holds:
             return None
-        found = [(row, known) for row in step.rows if (known := self._rows.get(id(row.view.own)))]
-        if not found or not all(self._is_fed(row, known) for row, known in found):
+        found: list[tuple[Row, _Row]] = []
+        for row in step.rows:
+            if (known := self._rows.get(id(row.view.own))) is not None:
+                if not self._is_fed(row, known):
+                    return None
+                found.append((row, known))
+        if not found:
             return None
         run = found[0][
             1
         ].run  # the rows of a run have a block of their own, which no other run feeds
         if len(found) != self._sizes[run]:
             return None  # a row that was expected is not asked for, and others have read what it was fed
-        num_whole = sum(len(known.feed) == len(row.feed) for row, known in found)
+        num_whole = sum([len(known.feed) == len(row.feed) for row, known in found])
         if num_whole == len(step.rows):
-            return step
-        if num_whole:
+            fed = step
+        elif num_whole:
             return None
-        return Step(Row(row.view, row.feed[: len(known.feed)]) for row, known in found)
+        else:
+            fed = Step([Row(row.view, row.feed[: len(known.feed)]) for row, known in found])
+        for row, (_, known) in zip(fed.rows, found, strict=True):
+            known.given = weakref.ref(row)
+        return fed
 
     def _is_fed(self, row: Row, known: _Row) -> bool:
         """Whether the begun pass feeds what this row feeds, or the beginning of it."""
@@ -217,19 +228,19 @@ class Lookahead:
     def take(self, step: Step) -> tuple[Plan, list[int]] | None:
         """The plan of the begun pass and, of each row of `step`, its number there; then it is taken.
 
-        `step` has the rows that `fed_of` gave, of any number of runs. None if nothing was begun, or
-        the pool has changed since.
+        `step` has rows that `fed_of` gave, of any number of runs. None if nothing was begun, if another row is among them, or
+        if the pool has changed since.
         """
         plan = self._plan if self._holds else None
-        found = [self._rows.get(id(row.view.own)) for row in step.rows] if plan else []
-        is_there = all(
-            known is not None and self._is_fed(row, known) and len(known.feed) == len(row.feed)
-            for row, known in zip(step.rows, found, strict=False)
-        )
+        found = [
+            known.index
+            for row in step.rows
+            if (known := self._rows.get(id(row.view.own))) is not None
+            and known.given is not None
+            and known.given() is row
+        ]
         self.forget()
-        if plan is None or not is_there:
-            return None
-        return plan, [known.index for known in found if known is not None]
+        return None if plan is None or len(found) < len(step.rows) else (plan, found)
 
     @property
     def _holds(self) -> bool:

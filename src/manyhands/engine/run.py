@@ -100,7 +100,7 @@ class Run:
         self.usage = Usage()
         self.outcome: Answer | Exception | None = None
         self.state = RunState.WAITING
-        self._queues = queues
+        self._queues, self._unbegun = queues, queues[RunState.RUNNING].unbegun
         queues[self.state][self] = None
 
     def is_in(self, queues: Queues) -> bool:
@@ -299,10 +299,11 @@ class Run:
 
     def _advance(self, move: Callable[[Any], Asked], sent: object, *, num_passes: int = 0) -> None:
         try:
-            self._queues[RunState.RUNNING].unbegun.pop(self, None)
+            self._unbegun.pop(self, None)
             self.num_passes += num_passes
             self.request = None
-            self.lengths = {}
+            if self.lengths:
+                self.lengths = {}
             asked = move(sent)
             while True:
                 if isinstance(asked, Event):
@@ -349,7 +350,7 @@ class Run:
                 and self.state is RunState.RUNNING
                 and len(asked.rows[0].feed) > 1
             ):
-                self._queues[RunState.RUNNING].unbegun[self] = None
+                self._unbegun[self] = None
         elif isinstance(asked, Reserve):
             self.request = asked
             if self.age is None and not self._was_queued:  # the first one; others belong to it

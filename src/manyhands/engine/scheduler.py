@@ -358,9 +358,9 @@ class Scheduler:
         num_rows = 0
         for reference in expected:
             run = reference()
-            if run is None or run.state is not RunState.RUNNING or run.step is None:
+            if run is None or run.state is not RunState.RUNNING or (step := run.step) is None:
                 continue
-            if (fed := lookahead.fed_of(run.step)) is not None:
+            if (fed := lookahead.fed_of(step)) is not None:
                 ready.append((run, fed))
                 num_rows += len(fed.rows)
         if num_rows < _WORTH_IT * lookahead.num_rows:
@@ -700,8 +700,9 @@ def _num_tokens(step: Step) -> int:
 
 def _next_of(run: Run, fed: Step, first: int) -> Expected | None:
     """The step of a run of which `fed` is being fed, as rows `first`, ... of the pass; None: it is not known."""
-    if any(row.targets or row.draft for row in fed.rows):
-        return None
+    for row in fed.rows:
+        if row.targets or row.draft:
+            return None
     if run.step is None or fed is run.step:
         return Expected.going_on(fed, first)
     return Expected.asked(without(run.step, fed))
@@ -709,14 +710,12 @@ def _next_of(run: Run, fed: Step, first: int) -> Expected | None:
 
 def _goes_on(step: Step | None, before: Step, tokens: tuple[int, ...]) -> bool:
     """Whether this is the step before, and each row is fed the token that was chosen for it."""
-    return (
-        step is not None
-        and len(step.rows) == len(before.rows)
-        and all(
-            row.view is last.view and row.feed == (token,)
-            for row, last, token in zip(step.rows, before.rows, tokens, strict=True)
-        )
-    )
+    if step is None or len(step.rows) != len(before.rows):
+        return False
+    for row, last, token in zip(step.rows, before.rows, tokens, strict=True):
+        if row.view is not last.view or row.feed != (token,):
+            return False
+    return True
 
 
 def _called_from_inside() -> InvalidRequest:

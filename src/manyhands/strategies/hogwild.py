@@ -135,6 +135,7 @@ class _Team(BudgetedRun):
         self.desks = [Block(f"{name} 1") for name in self.names]
         self.step_numbers = [1] * settings.workers
         self.words_of: dict[int, _Words] = {}  # by worker
+        self.unprepared: set[int] = set()  # workers whose next steps are not prepared
         self.first_passes = [0] * settings.workers  # of the current step; 0: not begun
         self.last_passes = [0] * settings.workers  # of the newest token
         self.checked: set[int] = (
@@ -154,13 +155,13 @@ class _Team(BudgetedRun):
         self.others_header, self.own_header = Block("others' header"), Block("own header")
         self.marker = Block("more to come")
         told = prompt.for_team(asked.without_prefill(), self.names)
-        self.prompt_tokens = text.conversation(told) + text.encode(prompt.past_header)
+        self.prompt_tokens = text.conversation(told) + text.words(prompt.past_header)
         self.opening = self._opening()
         self.num_fed = sum(len(row.feed) for row in self.opening)
         self.num_skipped = 0  # passes by the clock of absences that never ran, for want of rows
         self.next_check = settings.check_every or None
         for index, writer in enumerate(self.writers):
-            writer.feed = text.encode(prompt.step_break) + self._prefix_tokens(index, check=False)
+            writer.feed = text.words(prompt.step_break) + self._prefix_tokens(index, check=False)
         self._seat()
 
     # -- the work --------------------------------------------------------------------------------
@@ -228,9 +229,9 @@ class _Team(BudgetedRun):
         text, words = self.text, self.prompt
         rows = (
             (View((prompt,)), self.prompt_tokens),
-            (View((*context[:1], others)), text.encode(words.others_header)),
-            (View((*context, self.marker)), text.encode(words.more_to_come)),
-            (View((*context, own)), text.encode(words.own_header)),
+            (View((*context[:1], others)), text.words(words.others_header)),
+            (View((*context, self.marker)), text.words(words.more_to_come)),
+            (View((*context, own)), text.words(words.own_header)),
         )
         opening = [Row(view, tokens) for view, tokens in rows if tokens]
         self.prompt_row = next((row for row in opening if row.view.own is prompt), None)
@@ -318,7 +319,7 @@ class _Team(BudgetedRun):
                 self._put_into_history(fresh, kept)
             else:
                 worker.unread = kept
-            worker.feed = (*worker.unread, *self.text.encode(self.prompt.step_break))
+            worker.feed = (*worker.unread, *self.text.words(self.prompt.step_break))
             yield from self._end_step(index)
 
     def _end_step(self, index: int) -> Generator[Event, None, None]:
@@ -381,23 +382,24 @@ class _Team(BudgetedRun):
 
     def prepare(self) -> None:
         """Encode how the next steps begin: this takes longer than all else that the end of a step does here."""
-        for index, step in enumerate(self.step_numbers):
+        for index in self.unprepared:
             if not self.writers[index].stopped:
-                self._words(index, step + 1)
+                self._words(index, self.step_numbers[index] + 1)
                 self.writers[index].prepare()
+        self.unprepared.clear()
 
     def _words(self, index: int, step: int) -> _Words:
         """How a step of a worker begins, if not with a check. Of each worker those that were asked for last are kept."""
         known = self.words_of.get(index)
         if known is None or known.step != step:
             prefix = self._prefix(index, step)
-            known = self.words_of[index] = _Words(step, prefix, self.text.encode(prefix))
+            known = self.words_of[index] = _Words(step, prefix, self.text.words(prefix))
         return known
 
     def _prefix_tokens(self, index: int, *, check: bool) -> tuple[int, ...]:
         step = self.step_numbers[index]
         if check:
-            return self.text.encode(self._prefix(index, step, check=True))
+            return self.text.words(self._prefix(index, step, check=True))
         return self._words(index, step).tokens
 
     def _prefix(self, index: int, step: int, *, check: bool = False) -> str:
@@ -407,7 +409,9 @@ class _Team(BudgetedRun):
         return self.prompt.prefix(self.names[index], step) + question + inserted
 
     def _step_begun(self, index: int) -> StepBegun:
+        """Say that a step begins. The one behind it can be prepared from now on."""
         step = self.step_numbers[index]
+        self.unprepared.add(index)
         return StepBegun(self.passes, index, step, self._words(index, step).prefix)
 
     def _record(self, index: int, last_pass: int | None = None) -> None:
@@ -451,11 +455,12 @@ class _Team(BudgetedRun):
         """Follow what was said; whether the work goes on."""
         if self.finish_reason:
             return False
-        unfed = {row.view.own for row in self.opening}
-        for block in self.unfrozen:
-            if block not in unfed:
-                block.freeze()
-        self.unfrozen = [block for block in self.unfrozen if block in unfed]
+        if self.unfrozen:
+            unfed = {row.view.own for row in self.opening}
+            for block in self.unfrozen:
+                if block not in unfed:
+                    block.freeze()
+            self.unfrozen = [block for block in self.unfrozen if block in unfed]
         items, self.unheard = self.unheard + (yield from self._hear()), ()
         for item in items:
             if reason := self._reason_against(item):
@@ -536,7 +541,7 @@ class _Team(BudgetedRun):
 
     def _opened(self, name: str, step: int) -> tuple[int, ...]:
         """The tokens that open a step of this name."""
-        return self.text.encode(self.prompt.step_break) + self.text.encode(
+        return self.text.words(self.prompt.step_break) + self.text.words(
             self.prompt.prefix(name, step)
         )
 
@@ -664,7 +669,7 @@ class _Team(BudgetedRun):
         prefix = max(len(self._prefix_tokens(i, check=False)) for i in range(settings.workers))
         written = settings.workers * (settings.budget + steps * (prefix + 2))
         headers = sum(
-            len(self.text.encode(words))
+            len(self.text.words(words))
             for words in (
                 self.prompt.others_header,
                 self.prompt.own_header,
@@ -672,6 +677,6 @@ class _Team(BudgetedRun):
             )
         )
         # Memory may keep a copy of the marker at every desk.
-        copies = settings.workers * len(self.text.encode(self.prompt.more_to_come))
+        copies = settings.workers * len(self.text.words(self.prompt.more_to_come))
         num_tokens = len(self.prompt_tokens) + headers + copies + written
         return self.bound(num_tokens, 4 * settings.workers + 8)

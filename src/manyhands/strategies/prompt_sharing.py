@@ -21,7 +21,7 @@ reply is read once more, as a part of that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -32,6 +32,7 @@ from manyhands.cache.step import Row, StandIn, Step
 from manyhands.cache.view import Beginning, Item, View
 from manyhands.errors import InvalidRequest
 from manyhands.strategies.base import Answer, AnswerT, Asked, Reserve, Sent, Work, check_generator
+from manyhands.strategies.events import Event
 from manyhands.strategies.leasing import take_lease
 from manyhands.strategies.settings import SharedSettings, check_tree
 
@@ -63,8 +64,14 @@ def share_prompt(
                 return answer if shared is None or not is_answer else shared.end(answer)
             sent: Sent = None
             try:
-                if shared is not None and isinstance(asked, Step):
-                    sent = yield from shared.feed(asked)
+                if isinstance(asked, Event):  # as most of what it yields
+                    yield asked
+                elif shared is not None and isinstance(asked, Step):
+                    if shared.path is None:
+                        sent = yield from shared.begin(asked)
+                    else:
+                        sent = yield shared.standing_in(asked, shared.path)
+                        shared.follow(asked.rows)
                 elif shared is None and isinstance(asked, Reserve) and asked.prompt is not None:
                     own = _besides(asked.now(), len(asked.prompt.feed))
                     lease = yield from take_lease(tree, [asked.prompt.feed], tenant, own)
@@ -103,43 +110,36 @@ class _SharedPrompt:
         # strategy has let go of its views when it has come to its end.
         self._onward: dict[str, View] = {}
 
-    def feed(self, step: Step) -> Generator[Asked, Sent, tuple[int, ...]]:
-        """The step over the path; its tokens."""
-        opening: list[Row] = []
-        if is_first := self.path is None:
-            if all(row.view.own is not self.block for row in step.rows):
-                raise InvalidRequest(
-                    f"a strategy named {self.block!r} as its prompt, and its first step does not feed it",
-                    hint="Let the row of `Reserve.prompt` be one of the first step.",
-                )
-            opening = yield from self._reading(step)
-        path = self.lease.path(0) if self.path is None else self.path
-        rows = [row for row in step.rows if row.view.own is not self.block]
-        if len(rows) < len(step.rows) and not is_first:
+    def begin(self, step: Step) -> Generator[Asked, Sent, tuple[int, ...]]:
+        """The first step over the path, of which what nobody has fed is fed before or with it; its tokens."""
+        if all(row.view.own is not self.block for row in step.rows):
             raise InvalidRequest(
-                f"a row writes to {self.block!r}, the prompt, which is only read",
-                hint="Let the row's view end with a fresh Block.",
+                f"a strategy named {self.block!r} as its prompt, and its first step does not feed it",
+                hint="Let the row of `Reserve.prompt` be one of the first step.",
             )
-        standing = [self._standing(row, path) for row in rows]
-        if self._beginnings:  # they hold blocks that the strategy may have let go of
-            used = {row.view.beginning for row in rows}
-            kept = {line: b for line, b in self._beginnings.items() if b[0] in used}
-            self._beginnings = kept
+        opening = yield from self._reading(step)
+        path = self.lease.path(0)
+        rows = [row for row in step.rows if row.view.own is not self.block]
         # A step of the prompt alone, all of which is found, needs no pass.
-        left = (*opening, *standing)
+        left = (*opening, *self._standing(rows, path))
         tokens = (yield StandIn(left, step)) if left else ()
         assert isinstance(tokens, tuple), "a step is answered with one token per row"
-        if is_first:
-            self.lease.settle()
-            self.path = path
-            self.block.tokens.extend(self.tokens)
-            self._onward = {
-                row.writer: row.view for row in rows if row.writer and self._begins(row)
-            }
-            at = next(i for i, row in enumerate(step.rows) if row.view.own is self.block)
-            return with_token(part_of(tokens, len(opening)), at, _UNUSED)
-        self._follow(rows)
-        return tokens
+        self.lease.settle()
+        self.path = path
+        self.block.tokens.extend(self.tokens)
+        self._onward = {row.writer: row.view for row in rows if row.writer and self._begins(row)}
+        at = next(i for i, row in enumerate(step.rows) if row.view.own is self.block)
+        return with_token(part_of(tokens, len(opening)), at, _UNUSED)
+
+    def standing_in(self, step: Step, path: tuple[Block, ...]) -> StandIn:
+        """A later step over the path."""
+        for row in step.rows:
+            if row.view.own is self.block:
+                raise InvalidRequest(
+                    f"a row writes to {self.block!r}, the prompt, which is only read",
+                    hint="Let the row's view end with a fresh Block.",
+                )
+        return StandIn(self._standing(step.rows, path), step)
 
     def end(self, answer: AnswerT) -> AnswerT:
         """Leave the text of these views for others, and say how much was found."""
@@ -166,14 +166,20 @@ class _SharedPrompt:
             else:
                 yield self.own  # somebody else is writing it: wait for the next pass
 
-    def _standing(self, row: Row, path: tuple[Block, ...]) -> Row:
-        """The row over the path. Its view is the same object in every pass, as the strategy's is."""
-        view: View | None = row.view.notes.get(self._key)
-        if view is None:
-            if (view := self._view(row.view, path)) is None:
-                return row
-            row.view.notes[self._key] = view
-        return row.over(view)
+    def _standing(self, rows: Sequence[Row], path: tuple[Block, ...]) -> list[Row]:
+        """The rows over the path. The view of each is the same object in every pass, as the strategy's is."""
+        standing: list[Row] = []
+        for row in rows:
+            asked = row.view
+            view: View | None = asked.notes.get(self._key)
+            if view is None and (view := self._view(asked, path)) is not None:
+                asked.notes[self._key] = view
+            standing.append(row if view is None else row.over(view))
+        if self._beginnings:  # they hold blocks that the strategy may have let go of
+            used = {row.view.beginning for row in rows}
+            kept = {line: b for line, b in self._beginnings.items() if b[0] in used}
+            self._beginnings = kept
+        return standing
 
     def _view(self, asked: View, path: tuple[Block, ...]) -> View | None:
         """The view over the path, None if the prompt is not in it. Views that begin alike do so here, too."""
@@ -214,10 +220,12 @@ class _SharedPrompt:
         own = row.view.own
         return row.view.items == (self.block, own) and own.num_tokens == len(row.feed)
 
-    def _follow(self, rows: Iterable[Row]) -> None:
-        """Follow the views that go on; one whose text is no longer ordinary is followed no further."""
+    def follow(self, rows: Iterable[Row]) -> None:
+        """Behind a later step follow the views that go on; one whose text is no longer ordinary is followed no further."""
+        if not self._onward:
+            return
         owners = {view.own: writer for writer, view in self._onward.items()}
-        for row in rows if owners else ():
+        for row in rows:
             writer, own = row.writer, row.view.own
             if writer is None or writer not in self._onward:
                 if own in owners:

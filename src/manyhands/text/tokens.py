@@ -96,6 +96,7 @@ class Tokenizer(Protocol):
         """The tokens that templates may call by name, as `eos_token`."""
 
 
+_MOST_WORDS = 1024  # texts of methods that are remembered
 _EFFORT, _NO_EFFORT = "reasoning_effort", "none"  # as OpenAI's API and templates have them
 # Of transformers' tokenizers in Rust: the methods that decode and encode, and the modules that define them.
 _DECODING = {
@@ -175,6 +176,7 @@ class Text:
         self._efforts: dict[str, Text] = {}
         # Samples of a method ask for the same text.
         self._last_long: tuple[str, tuple[int, ...]] = "", ()
+        self._words: dict[str, tuple[int, ...]] = {}  # of methods, by their texts
         if tokenizer.chat_template:
             self._frame, self.thinking = self._render(habit, thinking)
         self._closing = self._raw(habit.closing) if habit and self.thinking else ()
@@ -236,6 +238,17 @@ class Text:
             if self._controls.isdisjoint(tokens) and not self._spells_unknown(pieces, tokens):
                 return tokens
         return tuple(token for token in tokens if token not in self._controls)
+
+    def words(self, text: str) -> tuple[int, ...]:
+        """`encode` of a method's own words. All its runs speak the same ones, so short ones are encoded once."""
+        text = _well_formed(text)
+        if len(text) > _SHORT:
+            return self.encode(text)
+        if (known := self._words.get(text)) is None:
+            if len(self._words) >= _MOST_WORDS:
+                self._words.clear()
+            known = self._words[text] = self.encode(text)
+        return known
 
     def chat_prompt(self, message: str) -> tuple[int, ...]:
         """A user's message in the model's chat template, up to the first word of the answer.
