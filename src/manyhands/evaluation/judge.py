@@ -212,7 +212,7 @@ def mark_of(record: Record) -> str:
 
 
 def _is_on(vote: Line | None, mark: str) -> bool:
-    """Whether there is such a vote, on what has this mark; of one from before there were marks nobody knows better."""
+    """Whether there is such a vote, on what has this mark. A vote from before there were marks is taken for one."""
     return vote is not None and vote.get("of", mark) == mark
 
 
