@@ -111,7 +111,7 @@ class _SharedPrompt:
         self._onward: dict[str, View] = {}
 
     def begin(self, step: Step) -> Generator[Asked, Sent, tuple[int, ...]]:
-        """The first step over the path, of which what nobody has fed is fed before or with it; its tokens."""
+        """The first step over the path, and before or with it the parts of the path that were not fed yet; its tokens."""
         if all(row.view.own is not self.block for row in step.rows):
             raise InvalidRequest(
                 f"a strategy named {self.block!r} as its prompt, and its first step does not feed it",
