@@ -185,30 +185,26 @@ def _of_fresh(file: str) -> list[dict[str, Any]]:
 
 
 def sums() -> str:
-    """Microseconds of one sum with what stands behind it: by NCCL, and in one launch of our own."""
-    found = [(title, _perhaps(name)) for title, name in _PROTOCOLS]
+    """Microseconds of one sum with what stands behind it: by NCCL, and in one launch of our own, each way that was measured."""
+    name, ways = next((each for each in _SUMS if _perhaps(each[0])), _SUMS[-1])
+    lines = _perhaps(name).get("sums", [])
     rows = []
-    for line in next((each["sums"] for _, each in found if each), []):
-        if line["by"] != "nccl":
-            continue
-        size = {key: line[key] for key in ("width", "tokens")}
-        own = [
-            next(
-                (
-                    each["us"]
-                    for each in made.get("sums", [])
-                    if each == {**each, **size, "by": "peers"}
-                ),
-                None,
-            )
-            for _, made in found
-        ]
-        shown = ["" if us is None else f"{us:.1f}" for us in (line["us"], *own)]
-        rows.append([str(line["width"]), str(line["tokens"]), *shown])
-    return table(["width", "tokens", "NCCL, then a launch", *(title for title, _ in found)], rows)
+    for size in dict.fromkeys((line["width"], line["tokens"]) for line in lines):
+        found = {line["by"]: line["us"] for line in lines if _size(line) == size}
+        shown = (f"{found[way]:.1f}" if way in found else "" for way in ("nccl", *ways))
+        rows.append([*map(str, size), *shown])
+    return table(["width", "tokens", "NCCL, then a launch", *ways.values()], rows)
 
 
-_PROTOCOLS = (("by flags and fences", "ranks_sums_fences"),)
+# The newest that is there: its file, and titles of the ways in it.
+_SUMS: tuple[tuple[str, dict[str, str]], ...] = (
+    ("ranks_sums", {"words": "by words", "flags": "by flags"}),
+    ("ranks_sums_fences", {"peers": "by flags and fences"}),
+)
+
+
+def _size(line: dict[str, Any]) -> tuple[int, int]:
+    return line["width"], line["tokens"]
 
 
 def _where(cell: dict[str, Any]) -> tuple[int, int]:

@@ -3,8 +3,8 @@
     python -m benchmarks.sums --ranks 2
     NCCL_GRAPH_MIXING_SUPPORT=1 python -m benchmarks.sums --ranks 2
 
-A graph of 64 sums, each followed by the residual sum and norm that stand behind it in a network: `_meet` is one launch,
-NCCL's sum and `norms.join` are two. First both must give the same bits, one sum after another. `us` is of one sum with
+A graph of 64 sums, each followed by the residual sum and norm that stand behind it in a network: `_meet` is one launch, by words
+where a sum has few tokens and by flags where the ranks are two, NCCL's sum and `norms.join` are two. First all must give the same bits, one sum after another. `us` is of one sum with
 what follows it; `alone_us` of NCCL's sum without.
 """
 
@@ -14,7 +14,7 @@ import os
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,8 +25,12 @@ from manyhands.engine.ranks.group import join_group, leave_group, take_device
 from manyhands.engine.ranks.world import World
 from manyhands.model.parallel.collectives import GroupCollectives
 from manyhands.model.parallel.finding import find_peers
+from manyhands.model.parallel.peers import Peers
 
-WIDTHS, TOKENS, SUMS, REPLAYS = (5120, 4096), (1, 4, 16, 64, 256), 64, 30
+if TYPE_CHECKING:
+    from manyhands.model.kernels.one_shot import Meeting
+
+WIDTHS, TOKENS, SUMS, REPLAYS = (5120, 4096), (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048), 64, 30
 _WORK = "benchmarks.sums:follow"
 
 
@@ -68,15 +72,24 @@ def measure(collectives: GroupCollectives, device: torch.device, add: Callable[.
         add("peers", width=width, about=collectives.about_peers)
         for tokens in TOKENS:
             rows = _Rows(collectives, width, tokens, device)
-            kinds = {"nccl": rows.by_group}
-            if collectives.peers is not None:
-                kinds["peers"] = rows.by_peers
-                add("same", width=width, tokens=tokens, rounds=SUMS, same=rows.agree())
+            kinds: dict[str, Callable[[], tuple[Any, Any]]] = {"nccl": rows.by_group}
+            for kind, meeting in _meetings(collectives.peers, tokens).items():
+                kinds[kind] = partial(rows.by_peers, meeting)
+                same = rows.agree(meeting)
+                add("same", width=width, tokens=tokens, by=kind, rounds=SUMS, same=same)
             for kind, make in kinds.items():
                 add("sums", width=width, tokens=tokens, by=kind, us=_timed(make, device))
             alone = _timed(partial(collectives.sum, rows.x), device)
             add("alone", width=width, tokens=tokens, us=alone)
     collectives.forget_peers()
+
+
+def _meetings(peers: Peers | None, tokens: int) -> dict[str, Meeting]:
+    """The ways through peers' memory that have room for so many tokens."""
+    if peers is None:
+        return {}
+    ways = {"words": peers.meeting, "flags": peers.many}
+    return {kind: way for kind, way in ways.items() if way is not None and tokens <= way.places}
 
 
 class _Rows:
@@ -101,20 +114,18 @@ class _Rows:
         x = self.collectives.sum(self.x)  # in place
         return join(self.residual, x, None, (self.weight, 1e-6), 0)
 
-    def by_peers(self) -> tuple[Any, Any]:
+    def by_peers(self, meeting: Meeting) -> tuple[Any, Any]:
         """The same in one launch."""
         from manyhands.model.kernels.one_shot import meet
 
-        assert self.collectives.peers is not None
-        meeting = self.collectives.peers.meeting
         return meet(meeting, self.residual, self.x, None, (self.weight, 1e-6), 0)
 
-    def agree(self) -> bool:
+    def agree(self, meeting: Meeting) -> bool:
         """Whether both give the same bits, over and over, with other numbers each time."""
         same = True
         for _ in range(SUMS):
             self.x = torch.randn_like(self.x)
-            pairs = zip(self.by_peers(), self.by_group(), strict=True)  # in this order
+            pairs = zip(self.by_peers(meeting), self.by_group(), strict=True)  # in this order
             same &= all(torch.equal(ours, theirs) for ours, theirs in pairs)
         return same
 

@@ -20,9 +20,10 @@ _ENDS = (
     "test_a_killed_rank_ends_all_and_holds_no_memory[peers]",
 )
 _FIRST = (
-    "test_sums_through_peers_memory[bfloat16]",
+    "test_sums_through_peers_memory[bfloat16-few]",
+    "test_sums_through_peers_memory[bfloat16-many]",
     "test_recorded_passes_and_running_ahead[0]",
-    "test_sums_through_peers_memory[float32]",
+    "test_sums_through_peers_memory[float32-few]",
 )
 _FAMILIES = ("qwen2", "gpt_oss", "deepseek_v3", "qwen3_moe", "gemma3_text", "olmo2")
 
