@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -36,3 +37,11 @@ def sleep_for_ever(heard: OtherEnd) -> None:
 def die_at_once(heard: OtherEnd) -> None:
     """End without a word."""
     os._exit(3)
+
+
+def tell_frozen(heard: OtherEnd) -> None:
+    """How many objects collections look at, and how many are left out."""
+    heard.report(
+        frozen=gc.get_freeze_count(), tracked=gc.get_freeze_count() + len(gc.get_objects())
+    )
+    heard.next()

@@ -72,6 +72,13 @@ def test_two_integers_travel_in_one(sizes: tuple[int, int]) -> None:
     assert next(back).tolist() == [9]
 
 
+def test_what_ranks_have_imported_is_left_out_of_collections() -> None:
+    """A collection over all of it would take every rank's time in the midst of a pass."""
+    with started("tell_frozen", 3) as others:
+        for found in heard_from(others):
+            assert found["frozen"] > 0.9 * found["tracked"]
+
+
 def test_every_rank_hears_the_same_and_ends_with_its_pipe() -> None:
     with started("echo", 4) as others:
         FirstEnd(others.pipes).tell(Verb.FOLLOW, np.array([3]), np.array([1, 2]))
