@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 from manyhands import bundled
 from manyhands.cli import app
 from manyhands.cli.options import SolveOptions
+from manyhands.cli.outcome import Outcome
+from manyhands.cli.running import drive
 from manyhands.cli.solve import EXAMPLE, settings_of
 from manyhands.model.sheet_files import SheetFiles
 from manyhands.prompts import Prompts, TeamPrompt, dump_prompt, load_prompts, model_prompts
@@ -297,12 +299,23 @@ def test_snapshots_are_shown(solve: Cli) -> None:
     assert [line.split()[2] for line in told] == ["2", "4"]
 
 
-def test_what_was_imported_is_kept_from_the_collector(model: Path) -> None:
+def test_what_was_imported_and_loaded_is_kept_from_the_collector(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Or a full collection in the midst of a run would walk over all of it."""
     gc.unfreeze()
+    is_left_out: list[bool] = []
+
+    def watched(engine: Any, *words: Any) -> Outcome:
+        model = engine.executor.adapter.model
+        is_left_out.append(all(each is not model for each in gc.get_objects()))
+        return drive(engine, *words)
+
+    monkeypatch.setattr("manyhands.cli.solve.drive", watched)
     words = ["solve", "1 + 2", "--model", str(model), "--budget", "2", "--no-reply", "-q"]
     assert CliRunner().invoke(app, words).exit_code in DONE
     assert gc.get_freeze_count() > 100_000
+    assert is_left_out == [True]
     gc.unfreeze()
 
 

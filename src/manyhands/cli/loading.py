@@ -117,6 +117,17 @@ def get_ready(engine: Engine) -> None:
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("getting ready")
         engine.get_ready(lambda done, whole: progress.update(task, completed=done, total=whole))
+    keep_loaded()
+
+
+def keep_loaded() -> None:
+    """Leave out of collections of garbage all that is there now and stays: a network, its recordings, what was imported.
+
+    A full collection in the midst of a run would walk over it, and everybody's tokens would wait: for 0.2 s because of what is imported,
+    and for 0.05 because of a network (two cores). What benchmarks measure has been left out, too.
+    """
+    gc.collect()  # or garbage would stay
+    gc.freeze()
 
 
 def load_wordless_engine(model: str, settings: ModelSettings, notes: Notes) -> Engine:
@@ -132,14 +143,13 @@ def load_wordless_engine(model: str, settings: ModelSettings, notes: Notes) -> E
     with started_beside(settings) as started:  # the other ranks import while this process does
         from manyhands.engine.engine import Engine
 
-        # Imported objects stay. A full collection of garbage in the midst of a run would walk over all of
-        # it, hundreds of thousands of objects, and everybody's tokens would wait.
-        gc.freeze()
+        gc.freeze()  # Imported objects: what is loaded is kept behind it (`keep_loaded`).
         atexit.register(gc.unfreeze)  # or libraries complain of what they think is leaked
         with _noted(notes):
             known = _share_processors(place, settings)
             whole = replace(settings, model=place)
             engine = Engine.load(whole, downloads=is_watched, started=started)
+    keep_loaded()
     if known is None and engine.facts.device == "cpu":
         take_one(engine.facts.weight_bytes)
     if settings.quantise not in ("auto", "none", "fp16") and not engine.facts.is_on_gpu:

@@ -15,7 +15,7 @@ import typer
 
 from manyhands.cli.command import shared_of
 from manyhands.cli.guard import tell
-from manyhands.cli.loading import get_ready, load_engine, name_of, prompts_for, sampled
+from manyhands.cli.loading import get_ready, keep_loaded, load_engine, name_of, prompts_for, sampled
 from manyhands.cli.output import Notes
 from manyhands.cli.serve_options import ServeOptions
 from manyhands.errors import InvalidRequest, install_hint
@@ -66,7 +66,7 @@ def serve(options: ServeOptions) -> None:
             code = serve_on(options, make, name, keys, limits, place, taken, _tell_ready)
         else:
             front = make_front(options, keys)
-            code = answer(front, place, taken, ready=_tell_ready)
+            code = answer(front, place, taken, ready=_ready)
     if code:
         tell("the engine has failed; the log has the reason", "error: ", "bold red")
         raise typer.Exit(code)
@@ -107,7 +107,9 @@ def make_front(options: ServeOptions, keys: Keys, mark: str = "") -> Front:
         max_waiting=limits.waiting_runs,
         max_events=limits.run_events,
     )
-    return Front(served, service, keys, mark=mark)
+    front = Front(served, service, keys, mark=mark)
+    keep_loaded()  # a replica imports little behind this
+    return front
 
 
 def limits_of(options: ServeOptions) -> Limits:
@@ -146,3 +148,8 @@ def _called(model: str) -> str:
 
 def _tell_ready(url: str) -> None:
     tell(f"serving at {url}")
+
+
+def _ready(url: str) -> None:
+    keep_loaded()  # what the server has imported since, too
+    _tell_ready(url)

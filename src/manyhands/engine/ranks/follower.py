@@ -86,9 +86,11 @@ class Follower:
 
     def _load(self, arrays: Iterator[Ints]) -> None:
         self.settings = ModelSettings(**json.loads(text_of(next(arrays))))
-        self.forget()
-        self._executor = self.network = None
-        gc.collect()  # two models may not fit beside each other
+        if self.network is not None:
+            self.forget()
+            self._executor = self.network = None
+            gc.unfreeze()
+            gc.collect()  # two models may not fit beside each other
         assert self.collectives is not None, "rank 0 says JOIN first"
         began = time.monotonic()
         with _Answering(self.heard):
@@ -109,6 +111,8 @@ class Follower:
             adapter, fused = self.network.adapter, self.network.fused
             self._executor = LocalExecutor(adapter, self.settings, fused=fused, others=others)
             self.heard.report(remembers=self._executor.facts.num_pages)
+        gc.collect()
+        gc.freeze()  # the network stays, and what it has imported: see `processes.leave`
 
     # -- passes ------------------------------------------------------------------------------------
 
