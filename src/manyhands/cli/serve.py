@@ -151,5 +151,5 @@ def _tell_ready(url: str) -> None:
 
 
 def _ready(url: str) -> None:
-    keep_loaded()  # what the server has imported since, too
+    keep_loaded()  # the server has imported more since
     _tell_ready(url)
