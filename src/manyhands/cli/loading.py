@@ -17,7 +17,6 @@ from manyhands.cli.command import Chosen
 from manyhands.cli.guard import tell
 from manyhands.cli.output import Notes
 from manyhands.cli.threads import take_one, weight_bytes
-from manyhands.engine.ranks.processes import started_beside
 from manyhands.errors import InvalidRequest
 from manyhands.hub import BUNDLED, exists, is_gguf, is_local, place_of
 from manyhands.model.checkpoint import check_lora, check_place
@@ -140,6 +139,8 @@ def load_wordless_engine(model: str, settings: ModelSettings, notes: Notes) -> E
     is_watched = sys.stderr is not None and sys.stderr.isatty()
     if is_watched:
         tell(f"loading {model}")
+    from manyhands.engine.ranks.processes import started_beside
+
     with started_beside(settings) as started:  # the other ranks import while this process does
         from manyhands.engine.engine import Engine
 
