@@ -1,7 +1,8 @@
 """Pages of other sites: which may call a server (`serve --allow-origin`), and the question that browsers ask before.
 
 A browser asks whether a page may send a request (a *preflight*) before any key is sent, so this stands in front of the gate and
-answers it. Its answer is logged and counted as those of the gate are: a site that was named wrongly is seen in no other place.
+answers it, where the gate would not refuse any request that comes so (`gate.py::check_arrival`). Its answer is logged and counted
+as those of the gate are: a site that was named wrongly is seen in no other place.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from manyhands.errors import InvalidRequest
 from manyhands.schema.openai import shown
-from manyhands.server.gate import LOG
+from manyhands.server.failures import Refusal
+from manyhands.server.gate import LOG, Headers, check_arrival
 
 PREFLIGHT = "preflight"  # the route of such a question, as it is counted
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@*]+")
@@ -72,6 +74,11 @@ class _Cors(CORSMiddleware):
         is_preflight = scope.get("method") == "OPTIONS" and b"origin" in headers
         if not (is_preflight and b"access-control-request-method" in headers):
             await super().__call__(scope, receive, send)
+            return
+        try:
+            check_arrival(scope, Headers(scope))
+        except Refusal:  # the gate says so, to a page of any site
+            await self.app(scope, receive, send)
             return
         name, begun, status = f"req_{uuid.uuid4().hex[:24]}", time.perf_counter(), 0
 
