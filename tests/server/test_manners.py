@@ -273,15 +273,31 @@ def test_what_a_browser_asks_before_is_logged_and_counted(caplog: pytest.LogCapt
         "https://page.example/",
         "https://Page.example",
         "https://a.b, https://c.d",
+        "https://a.b,c.d",
+        "https://page.example:443",
+        "http://page.example:80",
+        "https://page.example:",
+        "https://b\N{LATIN SMALL LETTER U WITH DIAERESIS}cher.example",
     ],
 )
 def test_a_site_that_no_browser_names_so_is_refused_at_the_start(origin: str) -> None:
     with pytest.raises(InvalidRequest, match=r"allow_origin is .* expected a site"):
         check_place(Place(origins=(origin,)), has_keys=True)
-    check_place(Place(origins=("https://page.example", "app://x", "null")), has_keys=True)
+    sites = "https://page.example", "app://x", "null", "http://[::1]:8080", "https://a.b:80"
+    check_place(Place(origins=sites), has_keys=True)
 
 
-@pytest.mark.parametrize("host", ["https://page.example", "page.example/ai", "*", "a b"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "https://page.example",
+        "page.example/ai",
+        "*",
+        "a b",
+        "a.b,c.d",
+        "b\N{LATIN SMALL LETTER U WITH DIAERESIS}cher.example",
+    ],
+)
 def test_a_host_that_no_request_has_is_refused_at_the_start(host: str) -> None:
     with pytest.raises(InvalidRequest, match=r"allow_host is .* expected a name"):
         check_place(Place(hosts=(host,)), has_keys=True)
