@@ -273,32 +273,77 @@ def test_what_a_browser_asks_before_is_logged_and_counted(caplog: pytest.LogCapt
         "https://page.example/",
         "https://Page.example",
         "https://a.b, https://c.d",
+        "https://a.b,c.d",
+        "https://page.example:443",
+        "http://page.example:80",
+        "https://page.example:",
+        "https://b\N{LATIN SMALL LETTER U WITH DIAERESIS}cher.example",
     ],
 )
 def test_a_site_that_no_browser_names_so_is_refused_at_the_start(origin: str) -> None:
     with pytest.raises(InvalidRequest, match=r"allow_origin is .* expected a site"):
         check_place(Place(origins=(origin,)), has_keys=True)
-    check_place(Place(origins=("https://page.example", "app://x", "null")), has_keys=True)
+    sites = "https://page.example", "app://x", "null", "http://[::1]:8080", "https://a.b:80"
+    check_place(Place(origins=sites), has_keys=True)
 
 
-@pytest.mark.parametrize("host", ["https://page.example", "page.example/ai", "*", "a b"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "https://page.example",
+        "page.example/ai",
+        "*",
+        "a b",
+        "a.b,c.d",
+        "b\N{LATIN SMALL LETTER U WITH DIAERESIS}cher.example",
+    ],
+)
 def test_a_host_that_no_request_has_is_refused_at_the_start(host: str) -> None:
     with pytest.raises(InvalidRequest, match=r"allow_host is .* expected a name"):
         check_place(Place(hosts=(host,)), has_keys=True)
     check_place(Place(hosts=("page.example", "Page.Example:8443", "[::1]")), has_keys=True)
 
 
-def test_a_body_with_two_lengths_is_refused_and_nothing_behind_it_answered(guarded: House) -> None:
-    """The rest, which a proxy in front takes for a part of the body, would be a request of somebody else's here."""
-    begins = head(guarded, "Content-Length: 5", "Transfer-Encoding: chunked")
+def refused_with_two_lengths(house: House, begins: bytes) -> None:
+    """And nothing that stands behind it is answered."""
     behind = b"0\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with connected(guarded) as client:
+    with connected(house) as client:
         client.settimeout(5)
         client.sendall(begins + behind)
         told = b"".join(iter(lambda: client.recv(65536), b""))
     assert told.count(b"HTTP/1.1 ") == 1
     assert b"400 Bad Request" in told
     assert b"both Content-Length and Transfer-Encoding" in told
+
+
+def test_a_body_with_two_lengths_is_refused_and_nothing_behind_it_answered(guarded: House) -> None:
+    """The rest, which a proxy in front takes for a part of the body, would be a request of somebody else's here."""
+    begins = head(guarded, "Content-Length: 5", "Transfer-Encoding: chunked")
+    refused_with_two_lengths(guarded, begins)
+
+
+def preflight(house: House, *lines: str) -> bytes:
+    asks = "Origin: https://page.example", "Access-Control-Request-Method: POST"
+    host = house.url.removeprefix("http://")
+    return "\r\n".join(
+        [f"OPTIONS {CHAT} HTTP/1.1", f"Host: {host}", *asks, *lines, "", ""]
+    ).encode()
+
+
+def test_what_a_browser_asks_before_may_come_no_other_way_than_a_request() -> None:
+    """It is answered in front of the gate, which refuses a body of two lengths and one connection too many."""
+    place = Place("127.0.0.1", 0, drain=0.0, log=False, origins=("https://page.example",))
+    with running(make_house(connections=1), place) as house:
+        twice = preflight(house, "Content-Length: 5", "Transfer-Encoding: chunked")
+        refused_with_two_lengths(house, twice)
+        with connected(house) as first:
+            first.sendall(preflight(house))
+            assert first.recv(65536).startswith(b"HTTP/1.1 200")
+            with connected(house) as second:
+                second.settimeout(5)
+                second.sendall(preflight(house))
+                told = b"".join(iter(lambda: second.recv(65536), b""))
+        assert told.startswith(b"HTTP/1.1 503"), told
 
 
 def head(house: House, *lines: str) -> bytes:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from types import MappingProxyType
 from typing import Any
 
 from manyhands.errors import InvalidRequest, ManyhandsError
-from manyhands.evaluation.record import EXAM_LINES, Record, Results, header_line
+from manyhands.evaluation.record import EXAM_LINES, Key, Record, Results, header_line
 from manyhands.evaluation.voices import Ballot, Voice
 from manyhands.prompts.judging import READINGS, JudgingPrompt
 from manyhands.schema.lines import Line, LineFile, read_lines
@@ -185,9 +186,11 @@ def with_judgements(results: Results) -> Results:
         if not path.is_file():
             continue
         header, *lines = read_lines(path, EXAM_LINES)
-        votes = _by_ballot(path, lines)
+        votes: defaultdict[Key, list[Line]] = defaultdict(list)
+        for (key, _), line in sorted(_by_ballot(path, lines).items()):
+            votes[key].append(line)
         for index, record in enumerate(records):
-            own = [line for (key, _), line in sorted(votes.items()) if key == record.key]
+            own = votes[record.key]
             mark = mark_of(record) if own else ""
             cast = [line["value"] for line in own if _is_on(line, mark)]
             if cast:

@@ -1,7 +1,8 @@
 """Pages of other sites: which may call a server (`serve --allow-origin`), and the question that browsers ask before.
 
 A browser asks whether a page may send a request (a *preflight*) before any key is sent, so this stands in front of the gate and
-answers it. Its answer is logged and counted as those of the gate are: a site that was named wrongly is seen in no other place.
+answers it, where the gate would not refuse any request that comes so (`gate.py::check_arrival`). Its answer is logged and counted
+as those of the gate are: a site that was named wrongly is seen in no other place.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from manyhands.errors import InvalidRequest
 from manyhands.schema.openai import shown
-from manyhands.server.gate import LOG
+from manyhands.server.failures import Refusal
+from manyhands.server.gate import LOG, Headers, check_arrival
 
 PREFLIGHT = "preflight"  # the route of such a question, as it is counted
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@*]+")
-_HOST = re.compile(r"[^\s/?#@*]+")
+# A host as requests name it, in ASCII (`xn--` stands for other letters), and its port.
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.~%-]+)(:[0-9]+)?")
+_ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)")
+_USUAL = {"http": ":80", "https": ":443"}  # ports that no browser names
 
 
 def cors_of(
@@ -35,12 +39,21 @@ def cors_of(
 def check_origins(origins: Iterable[str]) -> None:
     """Raise InvalidRequest for what no browser sends as an Origin, so that it would match none."""
     for origin in origins:
-        if origin != "null" and (not _ORIGIN.fullmatch(origin) or origin != origin.lower()):
+        if origin != "null" and not _is_origin(origin):
             raise InvalidRequest(
-                f"allow_origin is {shown(origin)}; expected a site as browsers name it: scheme and host in small letters, and the "
-                "port if it is not the usual one, with nothing behind them",
+                f"allow_origin is {shown(origin)}; expected a site as browsers name it: scheme and host in small letters of ASCII, "
+                "and the port if it is not the usual one, with nothing behind them",
                 hint="write https://example.org, for instance; each site is named by itself",
             )
+
+
+def _is_origin(text: str) -> bool:
+    """Whether browsers name a site so."""
+    origin = _ORIGIN.fullmatch(text)
+    place = _HOST.fullmatch(origin[2]) if origin else None
+    if origin is None or place is None:
+        return False
+    return text == text.lower() and place[2] != _USUAL.get(origin[1], "")
 
 
 def check_hosts(hosts: Iterable[str]) -> None:
@@ -48,7 +61,7 @@ def check_hosts(hosts: Iterable[str]) -> None:
     for host in hosts:
         if not _HOST.fullmatch(host):
             raise InvalidRequest(
-                f"allow_host is {shown(host)}; expected a name, with or without a port",
+                f"allow_host is {shown(host)}; expected a name in ASCII, with or without a port",
                 hint="write team.example.org, for instance; each name by itself",
             )
 
@@ -72,6 +85,11 @@ class _Cors(CORSMiddleware):
         is_preflight = scope.get("method") == "OPTIONS" and b"origin" in headers
         if not (is_preflight and b"access-control-request-method" in headers):
             await super().__call__(scope, receive, send)
+            return
+        try:
+            check_arrival(scope, Headers(scope))
+        except Refusal:  # the gate says so, to a page of any site
+            await self.app(scope, receive, send)
             return
         name, begun, status = f"req_{uuid.uuid4().hex[:24]}", time.perf_counter(), 0
 

@@ -85,7 +85,7 @@ class Gate:
             await self.app(scope, receive, send)
             return
         is_target_right = take_absolute(scope)
-        headers = _Headers(scope)
+        headers = Headers(scope)
         name = headers.get(b"x-request-id").decode("latin-1")
         name = name if _NAME.fullmatch(name) else f"req_{uuid.uuid4().hex[:24]}"
         state = scope.setdefault("state", {})
@@ -110,10 +110,9 @@ class Gate:
         finally:
             self._log(scope, answer, time.perf_counter() - begun)
 
-    def _let_in(self, scope: Scope, headers: _Headers) -> str:
+    def _let_in(self, scope: Scope, headers: Headers) -> str:
         """The owner of a request. Raises a Refusal for one that may not come in."""
-        self._check_crowd(scope)
-        self._check_framing(headers)
+        check_arrival(scope, headers)
         self._check_length(scope)
         self._check_host(headers)
         method, path = scope["method"], scope["path"]
@@ -132,26 +131,6 @@ class Gate:
             self._check_body(headers)
         return owner or ""
 
-    def _check_crowd(self, scope: Scope) -> None:
-        is_one_too_many = scope["state"].get("is_one_too_many")  # other servers count by themselves
-        if is_one_too_many is not None and scope["path"] not in OPEN and is_one_too_many():
-            raise Refusal(
-                503,
-                "too many connections are open; come back later, or close those that are not used",
-                code="too_many_connections",
-                headers={"Connection": "close"},
-            )
-
-    def _check_framing(self, headers: _Headers) -> None:
-        """A body has one length: with two a proxy in front may see another request behind it than we do (RFC 9112, section 6.1)."""
-        if headers.get(b"content-length") and headers.get(b"transfer-encoding"):
-            raise Refusal(
-                400,
-                "the request has both Content-Length and Transfer-Encoding; expected one of them",
-                code="bad_http",
-                headers={"Connection": "close"},
-            )
-
     def _check_length(self, scope: Scope) -> None:
         """A limit of headers that came in one piece: the connection counts those alone that it has to wait for."""
         target = len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
@@ -163,7 +142,7 @@ class Gate:
                 code="bad_http",
             )
 
-    def _check_host(self, headers: _Headers) -> None:
+    def _check_host(self, headers: Headers) -> None:
         if self.hosts is None:
             return
         name = headers.get(b"host").decode("latin-1").lower()
@@ -175,7 +154,7 @@ class Gate:
                 code="unknown_host",
             )
 
-    def _check_origin(self, scope: Scope, headers: _Headers, is_reading: bool) -> None:
+    def _check_origin(self, scope: Scope, headers: Headers, is_reading: bool) -> None:
         origin = headers.get(b"origin").decode("latin-1")
         if is_reading or not origin or origin in self.origins:
             return
@@ -189,7 +168,7 @@ class Gate:
                 code="foreign_origin",
             )
 
-    def _check_body(self, headers: _Headers) -> None:
+    def _check_body(self, headers: Headers) -> None:
         kind = headers.get(b"content-type").partition(b";")[0].strip().lower()
         if kind != b"application/json":
             raise Refusal(
@@ -225,6 +204,27 @@ class Gate:
             LOG.info("request", extra={"line": line})
 
 
+def check_arrival(scope: Scope, headers: Headers) -> None:
+    """Raise a Refusal for a request whose connection is one too many, or that leaves open where it ends, whatever it asks for."""
+    # Other servers than ours count their connections themselves.
+    is_one_too_many = scope.get("state", {}).get("is_one_too_many")
+    if is_one_too_many is not None and scope["path"] not in OPEN and is_one_too_many():
+        raise Refusal(
+            503,
+            "too many connections are open; come back later, or close those that are not used",
+            code="too_many_connections",
+            headers={"Connection": "close"},
+        )
+    # With two lengths a proxy in front may see another request behind the body than we do (RFC 9112, section 6.1).
+    if headers.get(b"content-length") and headers.get(b"transfer-encoding"):
+        raise Refusal(
+            400,
+            "the request has both Content-Length and Transfer-Encoding; expected one of them",
+            code="bad_http",
+            headers={"Connection": "close"},
+        )
+
+
 def take_absolute(scope: Scope) -> bool:
     """Put the path and the host of an absolute target (RFC 9112, section 3.2.2) where those of others stand; whether it has any host.
 
@@ -240,7 +240,7 @@ def take_absolute(scope: Scope) -> bool:
     return bool(host) and b"@" not in host
 
 
-class _Headers:
+class Headers:
     """The headers of a request; of one that comes several times, all with commas between them."""
 
     def __init__(self, scope: Scope) -> None:
