@@ -571,7 +571,8 @@ class GraphedPasses(Passes):
         """Whether so many bytes are free on every rank's device: the same answer on all, which ask at once."""
         self.settle()
         has_room = free_bytes(self.adapter.device) >= num_bytes
-        return self.others.any_trouble(None if has_room else "no memory to spare") is None
+        trouble = None if has_room else "no memory to spare"
+        return self.others.any_trouble(trouble, made_sums=False) is None
 
     @property
     def _can_compile_at_once(self) -> bool:

@@ -102,8 +102,11 @@ class Others:
     def ask_room(self, num_bytes: int) -> None:
         """All ranks say whether so many bytes of their devices are free."""
 
-    def any_trouble(self, own: str | None) -> str | None:
-        """Trouble that a rank has had with what all have tried, this one's `own` included; None if all could do it. The same on all."""
+    def any_trouble(self, own: str | None, *, made_sums: bool = True) -> str | None:
+        """Trouble that a rank has had with what all have tried, this one's `own` included; None if all could do it. The same on all.
+
+        `made_sums`: it was something with sums, so that a rank with trouble may have left the others in one.
+        """
         return own
 
     def start(self, number: int, num_parts: int, integers: Tensor, growth: Tensor) -> None:

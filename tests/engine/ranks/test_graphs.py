@@ -273,13 +273,16 @@ def test_what_is_not_recorded_waits_for_what_is(small: Path) -> None:
 def test_what_one_rank_has_no_memory_to_spare_for_is_recorded_by_none(
     short: int | None, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A recording that one of them tried and could not make would be the last that is tried."""
+    """A recording that one of them tried and could not make would be the last that is tried. The other one may be late: no rank is in a sum."""
+    monkeypatch.setattr(told, "PATIENCE", 0.2)
     ahead = [(1, Wide.SMALL), (2, Wide.SMALL), (2, Wide.AMPLE)]
     monkeypatch.setattr(capacities, "kinds_ahead", lambda most, tiling: ahead)
     two = TwoRanks(small, (Again(), Again()))
 
     def free(device: torch.device) -> int:
         rank = int(threading.current_thread() is two.thread)
+        if short is not None and rank != short:
+            time.sleep(0.6)
         return capacities.SPARE - int(rank == short)
 
     monkeypatch.setattr(graphs, "free_bytes", free)

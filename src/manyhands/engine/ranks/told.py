@@ -114,11 +114,11 @@ class ToldRanks(Together):
         """See `Others.ask_room`."""
         self.told.tell(Verb.ASK_ROOM, _ints(num_bytes))
 
-    def any_trouble(self, own: str | None) -> str | None:
+    def any_trouble(self, own: str | None, *, made_sums: bool = True) -> str | None:
         """See `Others.any_trouble`. Raises RanksFailed where ranks are not in step."""
         made = self._made()
         try:
-            said = self.answers(None if own is None else PATIENCE)
+            said = self.answers(PATIENCE if own is not None and made_sums else None)
         except TimeoutError as error:
             assert own is not None, "only a rank that could not is impatient"
             raise self._of_rank(0, own) from error
@@ -173,10 +173,10 @@ class Following(Together):
         super().__init__(collectives, device, compares=compares)
         self.heard = heard
 
-    def any_trouble(self, own: str | None) -> str | None:
+    def any_trouble(self, own: str | None, *, made_sums: bool = True) -> str | None:
         """See `Others.any_trouble`. Raises RanksFailed where the others are not in step."""
         self.heard.report(trouble=own, made=self._made())
-        if own is not None and not self.heard.comes(PATIENCE):
+        if own is not None and made_sums and not self.heard.comes(PATIENCE):
             raise self._left(own)
         verb, arrays = self.heard.next()
         assert verb is Verb.AGREE, "rank 0 tells nothing else before"
