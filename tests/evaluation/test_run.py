@@ -254,7 +254,8 @@ def test_answers_are_graded_while_the_others_are_given(tmp_path: Path) -> None:
 
 
 def test_a_candidate_is_not_far_ahead_of_its_grader(tmp_path: Path) -> None:
-    given, ahead = 0, []
+    given = 0
+    ahead: list[int] = []
 
     class Counts(Here):
         def grade(self, sample: Sample, answer: str | None, text: str) -> Score:

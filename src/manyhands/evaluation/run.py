@@ -283,6 +283,7 @@ def _record(
         steps=answered.steps,
         names=answered.names,
         writing=answered.writing,
+        seed=answered.seed,
     )
 
 
