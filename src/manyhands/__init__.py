@@ -29,8 +29,9 @@ that importing the package costs nothing and touches no GPU, no network and no e
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+# As in `typing`, of which the import takes milliseconds, and here no command hears Ctrl-C yet.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from manyhands.cache.block import Block
     from manyhands.cache.step import Choice, Row, Step

@@ -260,7 +260,7 @@ def test_ctrl_c_before_anything_has_begun() -> None:
         "main()"
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
-    assert (process.returncode, process.stdout, process.stderr) == (130, b"", b"")
+    assert (process.returncode, process.stdout, process.stderr) == (130, b"", b"interrupted\n")
 
 
 def test_closed_streams() -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import errno
 import re
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,6 +63,134 @@ def test_whatever_a_command_does_is_put_away(
     assert capsys.readouterr().err == f"{word}\n"
 
 
+IN_TEXT = """
+from typer import Exit
+from manyhands.cli import main
+import manyhands.cli.view
+def view(options):
+    exec("import signal\\nsignal.raise_signal(signal.SIGINT)")
+manyhands.cli.view.view = view
+main()
+"""
+
+
+def test_an_interrupt_in_text_that_is_run_ends_no_process_by_the_signal(tmp_path: Path) -> None:
+    """As classes have it that are made of text. Python would send itself the signal at the end of `python -m`."""
+    (tmp_path / "struck.py").write_text(IN_TEXT, encoding="utf-8")
+    ended = _run(["-m", "struck", "view", "x"], tmp_path)
+    assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
+
+
+def test_an_import_of_a_library_is_not_struck(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Torch calls Python from C++ there, and an exception ends the process."""
+    body = "import signal\nsignal.raise_signal(signal.SIGINT)\nis_whole = True\n"
+    (tmp_path / "a_library.py").write_text(body, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def work() -> None:
+        import_module("a_library")
+        time.sleep(20)
+
+    with pytest.raises(typer.Exit) as left, guarded():
+        work()
+    assert left.value.exit_code == 130
+    assert sys.modules.pop("a_library").is_whole
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+TWICE = """
+import signal, sys
+from manyhands.cli.guard import guarded
+sys.path.insert(0, ".")
+with guarded():
+    import a_library
+"""
+
+
+def test_a_second_signal_does_not_wait_for_an_import(tmp_path: Path) -> None:
+    body = "import signal, time\nsignal.raise_signal(signal.SIGINT)\nsignal.raise_signal(signal.SIGINT)\ntime.sleep(20)\n"
+    (tmp_path / "a_library.py").write_text(body, encoding="utf-8")
+    ended = _run(["-c", TWICE], tmp_path)
+    assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
+
+
+def test_an_error_that_an_interrupt_has_led_to_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Libraries in C make an ImportError of it."""
+
+    def work() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt as error:
+            raise ImportError("initialization failed") from error
+
+    with pytest.raises(typer.Exit) as left, guarded():
+        work()
+    assert left.value.exit_code == 143
+    assert capsys.readouterr().err == "terminated\n"
+    with pytest.raises(ImportError), guarded():  # control: no interrupt
+        raise ImportError("initialization failed")
+
+
+BESIDE = """
+import atexit, signal, sys, time
+from manyhands.cli.guard import guarded
+from manyhands.cli.stopping import leave_at_signals
+class Ending:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+atexit.register(signal.raise_signal, signal.SIGINT)
+leave_at_signals()
+print("printed", end="")
+if sys.argv[1] == "behind":
+    atexit.register(signal.raise_signal, signal.SIGTERM)
+elif sys.argv[1] == "before":
+    signal.raise_signal(signal.SIGTERM)
+elif sys.argv[1] == "eaten":
+    try:
+        with guarded():
+            Ending()
+            time.sleep(20)
+    except Exception as error:
+        sys.exit(error.exit_code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "code", "said"),
+    [
+        ("before", 143, "terminated\n"),
+        ("behind", 143, "terminated\n"),
+        ("eaten", 130, "interrupted\n"),
+        # The last moment of a process that is done.
+        ("never", 0, ""),
+    ],
+)
+def test_signals_are_heard_where_no_command_hears_them(
+    when: str, code: int, said: str, tmp_path: Path
+) -> None:
+    ended = _run(["-c", BESIDE, when], tmp_path)
+    assert (ended.returncode, ended.stderr, ended.stdout) == (code, said, "printed")
+
+
+def _run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=_with_usual_signals,
+    )
+
+
+def _with_usual_signals() -> None:
+    """Signals as a shell leaves them to a command, whatever the suite was started with."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize(("number", "code", "word"), ENDS)
 def test_an_exam_says_that_it_goes_on(
     number: signal.Signals, code: int, word: str, capsys: pytest.CaptureFixture[str]
@@ -100,7 +232,8 @@ def test_the_first_signal_is_a_request_and_the_second_does_not_wait(second: sign
         assert (stop.asked, stop.number) == (True, signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt) as raised:
             signal.raise_signal(second)
-    assert isinstance(raised.value, Stopped) == (second == signal.SIGTERM)
+    assert isinstance(raised.value, Stopped)
+    assert raised.value.number == second
 
 
 def test_what_is_ignored_stays_ignored() -> None:

@@ -88,6 +88,20 @@ def test_the_row_of_a_method(tmp_path: Path) -> None:
     assert len(found.failures) == 1
 
 
+def test_records_of_an_older_release_have_no_seeds_and_the_page_says_so(tmp_path: Path) -> None:
+    older, newer = records(0.5, 4)[:3], records(0.5, 6, seed=7)[3:]
+    for folder, found, said in (
+        ("one", [*older, *newer], 3),
+        ("two", older, 0),
+        ("three", newer, 0),
+    ):
+        assert summary(tmp_path / folder, "hogwild-2", found).num_older_seeds == said
+        out = tmp_path / f"{folder}.html"
+        write_report(tmp_path / folder, out)
+        text = " ".join(Page(out.read_text(encoding="utf-8")).text.split())
+        assert ("3 of the 6 records of hogwild-2 come from an older release" in text) == bool(said)
+
+
 def test_where_a_method_loses(tmp_path: Path) -> None:
     base = summary(tmp_path, "sequential", records(0.8))
     worse = summary(tmp_path, "worse-2", records(0.2))

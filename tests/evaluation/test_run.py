@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
 import pytest
 
 from manyhands.errors import InvalidRequest, OutputFailed
-from manyhands.evaluation.candidates import EndpointCandidate, MethodCandidate
+from manyhands.evaluation.candidates import Answered, EndpointCandidate, MethodCandidate
 from manyhands.evaluation.grading import Grading
 from manyhands.evaluation.pair import pair_of
 from manyhands.evaluation.record import (
@@ -25,7 +27,7 @@ from manyhands.evaluation.record import (
     result_files,
 )
 from manyhands.evaluation.report import write_report
-from manyhands.evaluation.run import Exam, Moment, checked_samples, examine
+from manyhands.evaluation.run import MOST_UNGRADED, Exam, Moment, checked_samples, examine
 from manyhands.evaluation.voices import EndpointVoice, EngineVoice
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.strategies.methods import METHODS
@@ -219,6 +221,76 @@ def test_a_grader_that_fails_costs_one_sample(tmp_path: Path) -> None:
     assert (second.error, second.value(8)) == (None, 1.0)
     assert first.scores["8"]["explanation"] == first.error
     assert (first.value(8), first.answer) == (0.0, "hang")
+
+
+class Asks(Says):
+    """Tells how many questions were asked by now, beyond which a grader may wait."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__(answer)
+        self.has_gone_on = Event()
+
+    def answered(self, asked: Any) -> Iterator[Answered]:
+        for number, answered in enumerate(super().answered(asked)):
+            if number == 2:
+                self.has_gone_on.set()
+            yield answered
+
+
+def test_answers_are_graded_while_the_others_are_given(tmp_path: Path) -> None:
+    """A slow grader would hold up the passes of all runs; records have the order of the answers."""
+    candidate = Asks(RIGHT.get)
+
+    class Waits(Grading):
+        def grade(self, sample: Sample, answer: str | None, text: str) -> Score:
+            assert candidate.has_gone_on.wait(20), "the candidate waits for the grader"
+            return Doubles().grade(sample, answer, text)
+
+    path = tmp_path / "x.jsonl"
+    with Waits(Doubles()) as grading, closing(RecordFile(path, header())) as file:
+        *_, last = examine(Exam(Doubles().samples(), candidate, (8,)), file, grading)
+    assert (last.done, last.accuracy) == (4, 1.0)
+    assert [record.sample for record in records(path)] == ["d1", "d2", "d3", "d4"]
+
+
+def test_a_candidate_is_not_far_ahead_of_its_grader(tmp_path: Path) -> None:
+    given = 0
+    ahead: list[int] = []
+
+    class Counts(Here):
+        def grade(self, sample: Sample, answer: str | None, text: str) -> Score:
+            time.sleep(0.005)
+            ahead.append(given - len(ahead))
+            return super().grade(sample, answer, text)
+
+    def answer(name: str) -> str:
+        nonlocal given
+        given += 1
+        return "2"
+
+    with Counts(Doubles()) as grading, closing(RecordFile(tmp_path / "x", header())) as file:
+        *_, last = examine(Exam(Doubles(60).samples(), Says(answer), (8,)), file, grading)
+    assert last.done == 60
+    assert MOST_UNGRADED - 2 <= max(ahead) <= MOST_UNGRADED + 2
+
+
+def test_an_exam_that_ends_early_waits_for_no_grade_and_goes_on(tmp_path: Path) -> None:
+    path, began = tmp_path / "x.jsonl", 0.0
+    says = Says({**RIGHT, "d3": "hang"}.get)
+    with Grading(Doubles()) as grading:
+        with closing(RecordFile(path, header())) as file:
+            moments = examine(Exam(Doubles(6).samples(), says, (8,)), file, grading)
+            while next(moments).done < 2:
+                pass
+            began = time.monotonic()
+            moments.close()  # type: ignore[attr-defined]  # a generator
+            assert time.monotonic() - began < 10
+        assert [record.sample for record in records(path)] == ["d1", "d2"]
+        says = Says(RIGHT.get)
+        with closing(RecordFile(path, header())) as file:
+            *_, last = examine(Exam(Doubles(6).samples(), says, (8,)), file, grading)
+    assert (last.done, last.accuracy, last.num_failures) == (6, 1.0, 0)
+    assert says.asked == [(f"d{n}", 0) for n in range(3, 7)]
 
 
 def test_a_source_that_was_changed_is_noticed(tmp_path: Path) -> None:

@@ -158,7 +158,9 @@ def test_no_two_questions_have_the_same_draws() -> None:
 
     def seeds(settings: SoloSettings) -> dict[tuple[str, int], int]:
         one = candidate(settings, traced={"model": "small"})
-        return {each.asked.key: each.trace[0]["seed"] for each in one.answered(asked)}
+        answered = list(one.answered(asked))
+        assert [each.seed for each in answered] == [each.trace[0]["seed"] for each in answered]
+        return {each.asked.key: each.trace[0]["seed"] for each in answered}
 
     found = seeds(settings)
     assert len(set(found.values())) == 6

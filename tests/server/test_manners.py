@@ -785,6 +785,42 @@ def test_a_page_is_of_the_site_of_the_target(slow: House) -> None:
         assert raw(slow, "\r\n".join(lines).encode() + content)[0] == status
 
 
+def test_what_is_no_http_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """A client that speaks TLS here, or a proxy that is set up wrongly, is seen in no other place."""
+    with running(make_house()) as house, caplog.at_level("INFO", "manyhands.server"):
+        raw(house, b"secret\x16\x03\x01\r\n\r\n")
+        assert soon(lambda: any(each.message == "no request" for each in caplog.records))
+        told = [getattr(each, "line", None) for each in caplog.records]
+        assert {"client": "127.0.0.1", "status": 400} in told
+        assert "secret" not in str(told)
+        numbers = house.front.metrics.page().decode()
+    assert 'manyhands_requests_total{route="no_http",status="400"} 1.0' in numbers
+
+
+def test_every_route_answers_head_and_options_at_once(slow: House) -> None:
+    """The events of a run that goes on for long among them: what has no body waits for none."""
+    asked = {"problem": "3+4?", "workers": 2, "budget": 2000}
+    run = httpx2.post(f"{slow.url}/v1/runs", json=asked).json()["id"]
+    routes = [route for route in make_app(slow.front).routes if isinstance(route, Route)]
+    gets = {route.path for route in routes if "GET" in (route.methods or ())}
+    try:
+        for path in dict.fromkeys(route.path for route in routes):
+            here = path.replace("{run}", run).replace("{model:path}", NAME)
+            here = slow.url + here.replace("{name:path}", "index.html")
+            for method in ("HEAD", "OPTIONS"):
+                began = time.monotonic()
+                answer = httpx2.request(method, here, timeout=10)
+                assert time.monotonic() - began < 0.9, (method, path)
+                assert answer.content == b"" or method == "OPTIONS"
+                if method == "OPTIONS" or path not in gets:
+                    assert answer.status_code == 405, (method, path)
+        told = httpx2.get(f"{slow.url}/v1/runs/{run}").json()
+        assert told["status"] == "running", "control: its events were not over"
+    finally:
+        httpx2.delete(f"{slow.url}/v1/runs/{run}")
+        assert soon(lambda: not slow.front.runs.live)
+
+
 def test_a_stream_is_in_chunks_for_those_who_know_chunks(slow: House) -> None:
     """Of HTTP/1.1 alone, and what it says is the same, in however many pieces; HEAD is told nothing of it."""
     content = json.dumps(body(stream=True, temperature=0)).encode()

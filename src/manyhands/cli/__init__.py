@@ -34,20 +34,22 @@ command needs it, so that `--help` answers at once.
 from __future__ import annotations
 
 import os
-import sys
-from functools import partial
-from typing import TYPE_CHECKING, Annotated
 
 try:
+    import sys
+    from functools import partial
+    from typing import TYPE_CHECKING, Annotated
+
     import typer
 
     from manyhands.cli.command import takes
     from manyhands.cli.guard import GuardedCommand, GuardedGroup
-    from manyhands.cli.stopping import exit_code_of, number_of
+    from manyhands.cli.stopping import exit_code_of, leave_at_signals, number_of, word_for
     from manyhands.engine.ranks.other_rank import follow_if_other
     from manyhands.errors import InvalidRequest, OutOfMemory
-except KeyboardInterrupt:  # Ctrl-C this early: nothing has begun, and there is nothing to say
-    sys.exit(130)
+except KeyboardInterrupt:  # Ctrl-C this early: nothing has begun, so nothing is put away
+    os.write(2, b"interrupted\n")
+    os._exit(130)
 
 if TYPE_CHECKING:
     from manyhands.cli.batch_options import BatchOptions
@@ -92,14 +94,16 @@ def main() -> None:
     Another rank of torchrun's follows rank 0, but in a training: there each process learns its own share.
     """
     try:
+        leave_at_signals()
         if sys.argv[1:2] != ["train"]:
             follow_if_other()
         app(prog_name="manyhands")
     except InvalidRequest as error:  # of torchrun's settings: no command has begun
         os.write(2, f"error: {error}\n{error.hint}\n".encode())
         sys.exit(error.exit_code)
-    except KeyboardInterrupt as error:  # before or behind the command, which has its own way
-        sys.exit(exit_code_of(number_of(error)))
+    except KeyboardInterrupt as error:  # before signals are heard, or in another rank
+        os.write(2, f"{word_for(number_of(error))}\n".encode())
+        os._exit(exit_code_of(number_of(error)))
     except MemoryError:  # too little is left to say it as other errors are said
         os.write(2, b"error: the memory does not suffice\n")
         sys.exit(OutOfMemory.exit_code)

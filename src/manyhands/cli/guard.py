@@ -19,7 +19,13 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
-from manyhands.cli.stopping import exit_code_of, interruptible, number_of, word_for
+from manyhands.cli.stopping import (
+    exit_code_of,
+    interrupt_behind,
+    interruptible,
+    number_of,
+    word_for,
+)
 from manyhands.errors import (
     InvalidRequest,
     ManyhandsError,
@@ -48,9 +54,7 @@ def guarded() -> Iterator[None]:
         complain(error)
         raise typer.Exit(error.exit_code) from error
     except KeyboardInterrupt as error:
-        number = number_of(error)
-        tell(word_for(number))
-        raise typer.Exit(exit_code_of(number)) from error
+        raise _told(error) from error
     except BrokenPipeError as error:
         hush(sys.stdout)
         raise typer.Exit(EXIT_READER_GONE) from error
@@ -62,6 +66,8 @@ def guarded() -> Iterator[None]:
             or no_temporary_folder(error)
             or limit_of_system(error)
         )
+        if (interrupt := interrupt_behind(error)) is not None:
+            raise _told(interrupt) from error
         if told is None:
             raise
         complain(told)
@@ -71,6 +77,13 @@ def guarded() -> Iterator[None]:
             raise
         hush(sys.stdout)
         raise typer.Exit(EXIT_READER_GONE) from error
+
+
+def _told(interrupt: KeyboardInterrupt) -> typer.Exit:
+    """Say that a command was interrupted; what it leaves with."""
+    number = number_of(interrupt)
+    tell(word_for(number))
+    return typer.Exit(exit_code_of(number))
 
 
 @contextmanager

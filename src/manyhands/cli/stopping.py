@@ -6,9 +6,16 @@
     SIGTSTP  Ctrl-Z; SIGCONT ends the halt             none: the command goes on
 
 The first three are one thing: an interrupt, and its exit code is 128 and the signal's number. Every command
-runs in `interruptible`, where SIGTERM and SIGHUP raise `Stopped`, as Ctrl-C raises KeyboardInterrupt:
-whatever restores a terminal, closes a file or keeps a checkpoint on Ctrl-C does it for all of them. A
+runs in `interruptible`, where all three raise `Stopped`, a KeyboardInterrupt: whatever restores a terminal,
+closes a file or keeps a checkpoint on Ctrl-C does it for all of them. A
 `StopRequest` makes a request of the first signal, and leaves the second one as it was.
+
+Before a command begins and when it has ended there is nothing to put away: `leave_at_signals` has the process
+end at once there. Python's own KeyboardInterrupt is never raised: where one strikes source text that is compiled
+as it is run, as each dataclass and named tuple has some, Python notes it and ends the process by the signal
+itself, even if the interrupt is handled (`unhandled_keyboard_interrupt` in CPython's pythonrun.c). And none is raised
+in the midst of importing a library: torch calls Python from C++ there, where an exception ends the process (SIGABRT).
+It waits for the end of that import, and a second signal ends the process at once.
 
 A signal that the process ignores, as under `nohup` or in the background of a shell, stays ignored, and a
 handler of a program that embeds us stays in place.
@@ -16,13 +23,15 @@ handler of a program that embeds us stays in place.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from types import FrameType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 Handler = Callable[[int, FrameType | None], object]
 
@@ -32,13 +41,14 @@ def _known(*names: str) -> tuple[signal.Signals, ...]:
     return tuple(getattr(signal, name) for name in names if hasattr(signal, name))
 
 
-_ENDS = _known("SIGTERM", "SIGHUP")  # besides Ctrl-C, which Python raises by itself
+_ENDS = _known("SIGINT", "SIGTERM", "SIGHUP")
+_AGAIN = 0.01  # seconds until a signal strikes again
 _HALTS = _known("SIGTSTP", "SIGCONT")
 _WORDS = {"SIGTERM": "terminated", "SIGHUP": "the terminal has gone"}
 
 
 class Stopped(KeyboardInterrupt):
-    """An interrupt by another signal than Ctrl-C. `number` is the signal's."""
+    """An interrupt by a signal. `number` is the signal's."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -60,14 +70,108 @@ def word_for(number: int) -> str:
     return _WORDS.get(signal.Signals(number).name, "interrupted")
 
 
+_waiting: set[int] = set()  # signals that wait for the end of an import
+
+
 def _stop(number: int, frame: FrameType | None) -> None:
-    raise Stopped(number)
+    if not _imports_library(frame):
+        raise Stopped(number)
+    if number in _waiting:
+        _leave(number, frame)
+    _waiting.add(number)
+    _soon(number)
+
+
+def _imports_library(frame: FrameType | None) -> bool:
+    """Whether code of ours has begun an import, in which the body of a module runs that is not ours."""
+    while frame is not None:
+        outer = frame.f_back
+        if str(frame.f_globals.get("__name__")).partition(".")[0] == "manyhands":
+            return False
+        if (
+            frame.f_code.co_name == "<module>"
+            and outer is not None
+            and outer.f_globals.get("__name__") == "importlib._bootstrap"
+        ):
+            return True
+        frame = outer
+    return False
+
+
+def _soon(number: int) -> None:
+    """Have the signal strike once more, in a moment; now where there are no more threads."""
+
+    def strike() -> None:
+        _waiting.discard(number)
+        signal.raise_signal(number)
+
+    timer = threading.Timer(_AGAIN, strike)
+    timer.daemon = True
+    try:
+        timer.start()
+    except RuntimeError:
+        raise Stopped(number) from None
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    """End the process at once. What was printed is written, unless the signal has struck that very writing."""
+    with suppress(Exception):
+        sys.stdout.flush()
+    with suppress(OSError):
+        os.write(2, f"{word_for(number)}\n".encode())
+    os._exit(exit_code_of(number))
+
+
+_USUAL = (signal.SIG_DFL, signal.default_int_handler, _leave)
+
+
+def leave_at_signals() -> None:
+    """From now on the three end this process at once, with their word and exit code, wherever it is in no command.
+
+    They stay so to the process's end; its last moments, when Python takes itself apart, hear none.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    # The function that is registered first is called last.
+    atexit.register(_hear_no_more)
+    sys.unraisablehook = _hear_again
+    for number in _ENDS:
+        if signal.getsignal(number) in _USUAL:
+            signal.signal(number, _leave)
+
+
+def _hear_no_more() -> None:
+    for number in _ENDS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _hear_again(found: sys.UnraisableHookArgs) -> None:
+    """An interrupt that has struck a place from which no error leaves, as the end of an object, strikes once more."""
+    if isinstance(found.exc_value, KeyboardInterrupt):
+        _soon(number_of(found.exc_value))
+    else:
+        sys.__unraisablehook__(found)
+
+
+def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
+    """The interrupt that has led to this error; None if there was none.
+
+    Libraries in C make an ImportError of whatever ends their import.
+    """
+    seen: set[int] = set()
+    behind: BaseException | None = error
+    while behind is not None and id(behind) not in seen:
+        if isinstance(behind, KeyboardInterrupt):
+            return behind
+        seen.add(id(behind))
+        behind = behind.__cause__ or behind.__context__
+    return None
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM and SIGHUP interrupt what is done inside, as Ctrl-C does."""
-    with _handling(dict.fromkeys(_ENDS, _stop), instead_of=(signal.SIG_DFL,)):
+    """The signals interrupt what is done inside."""
+    with _handling(dict.fromkeys(_ENDS, _stop), instead_of=_USUAL):
         yield
 
 
@@ -76,18 +180,14 @@ def _handling(
     handlers: dict[signal.Signals, Handler], instead_of: tuple[object, ...]
 ) -> Iterator[None]:
     """These handlers, where one of `instead_of` was in place; afterwards, what was there."""
-    before = {}
-    try:
+    with ExitStack() as before:  # puts back all of them, also where a signal strikes meanwhile
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():
                 found = signal.getsignal(number)
                 if found in instead_of:
-                    before[number] = found
+                    before.callback(signal.signal, number, found)
                     signal.signal(number, handler)
         yield
-    finally:
-        for number, found in before.items():
-            signal.signal(number, found)
 
 
 class _Hearing:
@@ -109,8 +209,7 @@ class StopRequest(_Hearing):
     def __init__(self) -> None:
         self.number: int | None = None
         usual = (signal.default_int_handler, _stop)
-        signals = (signal.SIGINT, *_ENDS)
-        self._context = _handling(dict.fromkeys(signals, self._hear), instead_of=usual)
+        self._context = _handling(dict.fromkeys(_ENDS, self._hear), instead_of=usual)
 
     @property
     def asked(self) -> bool:
@@ -119,7 +218,7 @@ class StopRequest(_Hearing):
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self.asked:
-            raise KeyboardInterrupt if number == signal.SIGINT else Stopped(number)
+            _stop(number, frame)
         self.number = number
 
 

@@ -221,6 +221,9 @@ class Door:
             registry=self.registry,
         )
 
+    def answered(self, route: str, status: int) -> None:
+        """Count nothing: requests are counted by the replicas, and what is none reaches no replica."""
+
     def close(self) -> None:
         """Nothing of the door's own has to end; the fleet is its maker's."""
 

@@ -77,6 +77,7 @@ class Answered:
     names: Mapping[str, str] = field(default_factory=dict)
     writing: Sequence[Sequence[Any]] = ()
     trace: Sequence[Line] = ()
+    seed: int | None = None  # of its draws; None where it is not known
 
 
 class Candidate(Protocol):
@@ -180,6 +181,7 @@ class MethodCandidate:
             steps=to_plain(answer.steps),
             names={str(worker): name for worker, name in sitting.names.items()},
             writing=to_plain(sitting.writing or ()),
+            seed=sitting.key.seed(self.spec.settings.seed),
         )
 
 
@@ -219,6 +221,7 @@ class EndpointCandidate:
             tokens = sum(said.tokens) if said.tokens else None
             return Answered(
                 one,
+                seed=one.seed(self.seed),
                 answer=said.answer,
                 text=said.text,
                 finish_reason=said.finish_reason,

@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any
@@ -47,6 +50,7 @@ class Grading:
         self._ours: Connection[Any, Any] | None = None
         check_task(task)
         self._came_up = False  # once at least
+        self._is_given_up = False
         try:
             self._task = pickle.dumps(task)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -73,6 +77,22 @@ class Grading:
             raise GraderFailed(f"the grader {found}")
         return found
 
+    @contextmanager
+    def beside(self) -> Iterator[ThreadPoolExecutor]:
+        """A thread to grade in, beside what the caller does. Left by an error or an interrupt, it is not waited for: its process is ended."""
+        thread = ThreadPoolExecutor(1, "manyhands-grading")
+        try:
+            yield thread
+        except BaseException:
+            thread.shutdown(wait=False, cancel_futures=True)
+            self._is_given_up = True
+            if (process := self._process) is not None:
+                process.kill()
+            raise
+        finally:
+            thread.shutdown()
+            self._is_given_up = False
+
     def close(self) -> None:
         """End the process."""
         if self._ours is not None:
@@ -95,6 +115,8 @@ class Grading:
             process = self._context.Process(target=_serve, args=(theirs, self._task))
             process.start()
             self._process = process  # from here on, for one that did not start cannot be ended
+            if self._is_given_up:  # meanwhile
+                process.kill()
             theirs.close()
             self._ours = ours
             if not ours.poll(START_SECONDS):

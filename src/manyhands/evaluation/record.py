@@ -105,7 +105,8 @@ class Record:
     way. `memory` holds peaks while the sample was under way: `kv_tokens` and `kv_bytes` of all runs in
     the cache, `allocated_bytes` of a GPU. A score has value, extracted and explanation, and what had
     been spent by then: passes, tokens, seconds. `writing` is every token as (worker, forward pass,
-    text), kept only where it was asked for.
+    text), kept only where it was asked for. `seed` is that of the sample's draws; None where the candidate tells none, and in
+    records of releases in which all samples of a repeat had the seed of the exam.
     """
 
     sample: str
@@ -128,6 +129,7 @@ class Record:
     names: Mapping[str, str] = field(default_factory=dict)
     writing: Sequence[Sequence[Any]] = ()
     judgements: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    seed: int | None = None
 
     @property
     def key(self) -> Key:
@@ -154,6 +156,8 @@ class Record:
             ) from error
         optional = ("memory", "facts", "steps", "names", "writing", "judgements")
         kept = {k: v for k, v in written.items() if k not in optional or v}
+        if self.seed is None:
+            del kept["seed"]
         return {"kind": "record", **kept}
 
     @classmethod

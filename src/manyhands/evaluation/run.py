@@ -10,13 +10,18 @@ One run gives the whole curve of accuracy over budgets: a method is asked for it
 ones in passing (Hogwild! Inference, section 4.1). A question whose run failed, or whose grader did, has
 the value 0 at every budget; it is on record with the reason and not asked again, unless that is wanted.
 Every record is on the disk before the next one is looked at, so a run may be killed at any moment.
+
+Answers are graded in a thread, one behind the other in the order in which they were given, while the candidate goes on; records
+have that order, too. Up to `MOST_UNGRADED` answers wait. An exam that ends early has no record of those, and asks them again.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Set
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -29,6 +34,9 @@ from manyhands.schema.plain import to_plain
 from manyhands.schema.setting import in_brief, is_whole, own_number, whole_number
 from manyhands.tasks.graders import Score
 from manyhands.tasks.task import Sample, Task, check_task
+
+MOST_UNGRADED = 16  # answers; a candidate that is faster than its grader waits behind so many
+_Graded = tuple[dict[str, dict[str, Any]], str | None]  # scores at all budgets; why it failed
 
 
 @dataclass(frozen=True)
@@ -113,8 +121,8 @@ def examine(exam: Exam, file: RecordFile, grading: Grading) -> Iterator[Moment]:
     so_far = _SoFar(exam.budgets[-1], len(asked), known)
     yield so_far.moment()
     before = time.perf_counter()
-    for answered in exam.candidate.answered(missing):
-        scores, failure = _graded(answered, exam.budgets, grading)
+    answers = exam.candidate.answered(missing)
+    for answered, (scores, failure) in _with_grades(answers, exam.budgets, grading):
         now = time.perf_counter()
         record = _record(answered, scores, failure, now - before)
         before = now
@@ -122,6 +130,22 @@ def examine(exam: Exam, file: RecordFile, grading: Grading) -> Iterator[Moment]:
             keep_trace(file.path, record.key, answered.trace, record.value(exam.budgets[-1]))
         file.append(record)
         yield so_far.with_one_more(record)
+
+
+def _with_grades(
+    answers: Iterable[Answered], budgets: Sequence[int], grading: Grading
+) -> Iterator[tuple[Answered, _Graded]]:
+    """Each answer with its grades, in the order of the answers; the next ones are asked for meanwhile."""
+    waiting: deque[tuple[Answered, Future[_Graded]]] = deque()
+    with grading.beside() as thread:
+        for answered in answers:
+            waiting.append((answered, thread.submit(_graded, answered, budgets, grading)))
+            while waiting and (waiting[0][1].done() or len(waiting) > MOST_UNGRADED):
+                first, grades = waiting.popleft()
+                yield first, grades.result()
+        while waiting:
+            first, grades = waiting.popleft()
+            yield first, grades.result()
 
 
 def checked_samples(task: Task) -> Sequence[Sample]:
@@ -190,9 +214,7 @@ def _check_same_question(one: Asked, file: RecordFile) -> None:
         )
 
 
-def _graded(
-    answered: Answered, budgets: Sequence[int], grading: Grading
-) -> tuple[dict[str, dict[str, Any]], str | None]:
+def _graded(answered: Answered, budgets: Sequence[int], grading: Grading) -> _Graded:
     """The scores at all budgets, and why it failed if it did."""
     if answered.error is not None:
         reason = f"{type(answered.error).__name__}: {answered.error}"
@@ -261,6 +283,7 @@ def _record(
         steps=answered.steps,
         names=answered.names,
         writing=answered.writing,
+        seed=answered.seed,
     )
 
 

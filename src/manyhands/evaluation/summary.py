@@ -79,6 +79,16 @@ class Summary:
         """The samples that failed; each counts as 0 at every budget."""
         return [record for record in self.records if record.error is not None]
 
+    @property
+    def num_older_seeds(self) -> int:
+        """Records without a seed of their own beside others that have one: an exam that an older release had begun.
+
+        Failed ones are left out, since a sample that could not be asked has no draws.
+        """
+        answered = [record for record in self.records if record.error is None]
+        without = sum(record.seed is None for record in answered)
+        return without if without < len(answered) else 0
+
     @cached_property
     def waits_for_judge(self) -> bool:
         """Whether only a judge can grade these answers, and none has: their values say nothing yet.

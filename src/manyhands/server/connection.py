@@ -40,6 +40,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from manyhands.server.failures import Refusal
+from manyhands.server.gate import LOG
 from manyhands.server.limits import Limits
 from manyhands.server.streams import PING
 
@@ -53,6 +54,7 @@ except ImportError:  # not on every system
 
 # States of a client that has sent all that its connection is for; one in another state may still send.
 _SENDS_NO_MORE = frozenset({h11.IDLE, h11.DONE, h11.MUST_CLOSE, h11.CLOSED})
+NO_HTTP = "no_http"  # in a route's place, as such bytes are counted
 _BEGINNING = b"HTTP/1.1 "  # of every answer, also to HTTP/1.0
 # Seconds from the first byte of it to the second; each wait is three times the one before, so the ninth comes after 328 s.
 _FIRST_WAIT, _GROWTH = 0.1, 3
@@ -158,6 +160,7 @@ class Connection(H11Protocol):
     stall_seconds = 60.0
     idle_seconds = 75.0
     most = 1024
+    count: Callable[[str, int], None] = staticmethod(lambda route, status: None)
 
     def __init__(
         self,
@@ -386,7 +389,10 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """The bytes that came are no HTTP, or have too many headers: said as every other error is."""
+        """The bytes that came are no HTTP, or have too many headers: said, logged and counted as every other error is.
+
+        Nothing of them is logged: they may hold a key.
+        """
         refusal = Refusal(
             400, "the request is no valid HTTP/1.1, or its headers are too long", code="bad_http"
         )
@@ -396,6 +402,9 @@ class Connection(H11Protocol):
         )
         self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         self.transport.close()
+        self.count(NO_HTTP, refusal.status)
+        line = {"client": self.client[0] if self.client else None, "status": refusal.status}
+        LOG.info("no request", extra={"line": line})
 
     def _look_no_more(self) -> None:
         if self._looking is not None:
@@ -417,9 +426,14 @@ def _chunk(piece: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(piece), piece)
 
 
-def connections_with(limits: Limits, most: int) -> type[Connection]:
-    """Connections on which a request and a reader have so much time as these limits say, and so many of them."""
+def connections_with(
+    limits: Limits, most: int, count: Callable[[str, int], None]
+) -> type[Connection]:
+    """Connections on which a request and a reader have so much time as these limits say, and so many of them.
+
+    `count` is told of each that sends what is no HTTP: `NO_HTTP` in a route's place, and the status.
+    """
     times = {
         name: getattr(limits, name) for name in ("request_seconds", "stall_seconds", "idle_seconds")
     }
-    return type("Connection", (Connection,), {**times, "most": most})
+    return type("Connection", (Connection,), {**times, "most": most, "count": staticmethod(count)})

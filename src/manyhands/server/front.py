@@ -90,6 +90,10 @@ class Front:
         """Whether the engine has failed."""
         return self.service.is_broken
 
+    def answered(self, route: str, status: int) -> None:
+        """Count a request."""
+        self.metrics.answered(route, status)
+
     def close(self, drain: float = 0.0) -> None:
         """End whatever is under way, after up to `drain` seconds; the service with it."""
         self.service.close(drain)
@@ -213,7 +217,8 @@ class Front:
             end()
 
         try:
-            await self._begun(runs[0])
+            if request.method != "HEAD":
+                await self._begun(runs[0])
             for run in runs if ends_runs else ():
                 if run.handle.done and (refusal := run.outcome()[1]) is not None:
                     raise refusal

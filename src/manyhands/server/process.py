@@ -92,6 +92,9 @@ class Behind(Protocol):
     def is_broken(self) -> bool:
         """Whether it has failed, and can answer no request any more."""
 
+    def answered(self, route: str, status: int) -> None:
+        """Count a request that the application never sees."""
+
     def close(self) -> None:
         """End whatever is under way."""
 
@@ -181,7 +184,7 @@ def serve_app(
     limits = front.limits
     config = uvicorn.Config(
         app,
-        http=connections_with(limits, _most_connections(limits.connections)),
+        http=connections_with(limits, _most_connections(limits.connections), front.answered),
         ws="none",
         lifespan="on",
         log_config=None,

@@ -30,7 +30,7 @@ def data_event(data: Any, name: str = "") -> bytes:
 class EventStream(Response):
     """A response whose body comes piece by piece. `on_end` is called in any case, once.
 
-    `source` is closed when the client is gone.
+    `source` is closed when the client is gone. HEAD, which has no body, is answered without it, and so at once.
     """
 
     media_type = "text/event-stream"
@@ -87,6 +87,9 @@ class EventStream(Response):
         await send({"type": "http.response.start", **start})
         write = _piece_writer(scope) or by_asgi
         try:
+            if scope["method"] == "HEAD":
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                return
             async for piece in self._source:
                 self._sends_since = time.monotonic()
                 await write(piece)
