@@ -1,5 +1,5 @@
 """`python -m manyhands` is the `manyhands` command."""
 
-from manyhands.cli import main
+from manyhands.cli import program
 
-main()
+program()

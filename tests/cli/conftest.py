@@ -27,7 +27,7 @@ MANYHANDS = [
     sys.executable,
     "-c",
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    "from manyhands.cli import main; main()",
+    "from manyhands.cli import program; program()",
 ]
 
 

@@ -268,3 +268,37 @@ def test_a_path_that_no_file_can_have_is_told_from_other_errors() -> None:
     assert len(str(found)) < 200
     for other in (OSError(errno.ENOENT, "No such file", "x" * 5000), ValueError("x"), OSError()):
         assert impossible_path(other) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "watch", "status", "said"),
+    [
+        ("7", "", 7, ""),
+        ("None", "", 0, ""),
+        ("'no words'", "", 1, "no words\n"),
+        ("7", "sys.setprofile(lambda *_: None)", 7, ""),
+    ],
+)
+def test_a_process_ends_with_all_that_is_registered_for_its_end(
+    code: str, watch: str, status: int, said: str
+) -> None:
+    """Threads are waited for, functions are called, and what was printed is written, though Python is not taken apart."""
+    program = f"""
+import atexit, sys, threading, time
+from manyhands.cli.stopping import leave_with
+class Kept:
+    def __del__(self):
+        print("taken apart")
+kept = Kept()
+atexit.register(lambda: print("registered"))
+threading.Thread(target=lambda: (time.sleep(0.3), print("a thread"))).start()
+print("printed", end=" ")
+{watch}
+leave_with({code})
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    is_apart = bool(watch) or status == 1
+    expected = "printed a thread\nregistered\n" + ("taken apart\n" if is_apart else "")
+    assert (found.returncode, found.stdout, found.stderr) == (status, expected, said)

@@ -38,13 +38,19 @@ import os
 try:
     import sys
     from functools import partial
-    from typing import TYPE_CHECKING, Annotated
+    from typing import TYPE_CHECKING, Annotated, NoReturn
 
     import typer
 
     from manyhands.cli.command import takes
     from manyhands.cli.guard import GuardedCommand, GuardedGroup
-    from manyhands.cli.stopping import exit_code_of, leave_at_signals, number_of, word_for
+    from manyhands.cli.stopping import (
+        exit_code_of,
+        leave_at_signals,
+        leave_with,
+        number_of,
+        word_for,
+    )
     from manyhands.engine.ranks.other_rank import follow_if_other
     from manyhands.errors import InvalidRequest, OutOfMemory
 except KeyboardInterrupt:  # Ctrl-C this early: nothing has begun, so nothing is put away
@@ -88,8 +94,18 @@ app = typer.Typer(
 _command = partial(app.command, cls=GuardedCommand, epilog=EXIT_CODES)
 
 
+def program() -> NoReturn:
+    """The whole of a process, with its end: the `manyhands` script."""
+    code: object = None
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code
+    leave_with(code)
+
+
 def main() -> None:
-    """Run the command line; what the `manyhands` script calls.
+    """Run the command line. Raises SystemExit at its end.
 
     Another rank of torchrun's follows rank 0, but in a training: there each process learns its own share.
     """

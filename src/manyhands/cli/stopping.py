@@ -122,6 +122,26 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
     os._exit(exit_code_of(number))
 
 
+def leave_with(code: object) -> NoReturn:
+    """End the process with what SystemExit has brought, and leave it to the system to take it apart.
+
+    Python itself looks at each object that was imported once more, which takes a second or two. As at its own end, threads are waited for
+    and what is registered for the end is called (`multiprocessing` ends its processes so). Under a profiler or a debugger, which
+    want to say something yet, Python ends as ever.
+    """
+    is_watched = sys.getprofile() is not None or sys.gettrace() is not None
+    if is_watched or not (code is None or isinstance(code, int)):
+        sys.exit(code)  # type: ignore[arg-type]  # a text is printed
+    end_threads: Callable[[], None] = vars(threading)["_shutdown"]
+    run_registered: Callable[[], None] = vars(atexit)["_run_exitfuncs"]
+    end_threads()
+    run_registered()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # closed, or there is no reader
+            stream.flush()
+    os._exit((code or 0) & 0xFF)
+
+
 _USUAL = (signal.SIG_DFL, signal.default_int_handler, _leave)
 
 
