@@ -129,7 +129,9 @@ def leave_with(code: object) -> NoReturn:
     and what is registered for the end is called (`multiprocessing` ends its processes so). Under a profiler or a debugger, which
     want to say something yet, Python ends as ever.
     """
-    is_watched = sys.getprofile() is not None or sys.gettrace() is not None
+    tools = getattr(sys, "monitoring", None)  # from Python 3.12 on
+    is_watched = tools is not None and any(map(tools.get_tool, range(6)))
+    is_watched |= sys.getprofile() is not None or sys.gettrace() is not None
     if is_watched or not (code is None or isinstance(code, int)):
         sys.exit(code)  # type: ignore[arg-type]  # a text is printed
     end_threads: Callable[[], None] = vars(threading)["_shutdown"]
