@@ -253,6 +253,24 @@ def test_answers_are_graded_while_the_others_are_given(tmp_path: Path) -> None:
     assert [record.sample for record in records(path)] == ["d1", "d2", "d3", "d4"]
 
 
+def test_an_answer_is_on_record_while_the_next_one_is_awaited(tmp_path: Path) -> None:
+    """It may take minutes, and the program may be killed meanwhile."""
+    path = tmp_path / "x.jsonl"
+
+    class Slow(Says):
+        def answered(self, asked: Any) -> Iterator[Answered]:
+            for number, answered in enumerate(super().answered(asked)):
+                until = time.monotonic() + 20
+                while len(records(path)) < number and time.monotonic() < until:
+                    time.sleep(0.01)
+                assert len(records(path)) == number
+                yield answered
+
+    with Here(Doubles()) as grading, closing(RecordFile(path, header())) as file:
+        *_, last = examine(Exam(Doubles().samples(), Slow(RIGHT.get), (8,)), file, grading)
+    assert last.done == 4
+
+
 def test_a_candidate_is_not_far_ahead_of_its_grader(tmp_path: Path) -> None:
     given = 0
     ahead: list[int] = []

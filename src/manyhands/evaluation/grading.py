@@ -50,7 +50,7 @@ class Grading:
         self._ours: Connection[Any, Any] | None = None
         check_task(task)
         self._came_up = False  # once at least
-        self._is_given_up = False
+        self.is_given_up = False  # the exam has ended: what is graded still counts no more
         try:
             self._task = pickle.dumps(task)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -85,13 +85,13 @@ class Grading:
             yield thread
         except BaseException:
             thread.shutdown(wait=False, cancel_futures=True)
-            self._is_given_up = True
+            self.is_given_up = True
             if (process := self._process) is not None:
                 process.kill()
             raise
         finally:
             thread.shutdown()
-            self._is_given_up = False
+            self.is_given_up = False
 
     def close(self) -> None:
         """End the process."""
@@ -115,7 +115,7 @@ class Grading:
             process = self._context.Process(target=_serve, args=(theirs, self._task))
             process.start()
             self._process = process  # from here on, for one that did not start cannot be ended
-            if self._is_given_up:  # meanwhile
+            if self.is_given_up:  # meanwhile
                 process.kill()
             theirs.close()
             self._ours = ours

@@ -11,8 +11,8 @@ ones in passing (Hogwild! Inference, section 4.1). A question whose run failed, 
 the value 0 at every budget; it is on record with the reason and not asked again, unless that is wanted.
 Every record is on the disk before the next one is looked at, so a run may be killed at any moment.
 
-Answers are graded in a thread, one behind the other in the order in which they were given, while the candidate goes on; records
-have that order, too. Up to `MOST_UNGRADED` answers wait. An exam that ends early has no record of those, and asks them again.
+Answers are graded and put on record in a thread, one behind the other in the order in which they were given, while the candidate goes on.
+Up to `MOST_UNGRADED` answers wait. An exam that ends early has no record of those, and asks them again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Set
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -120,32 +120,37 @@ def examine(exam: Exam, file: RecordFile, grading: Grading) -> Iterator[Moment]:
     known = [file.records[one.key] for one in asked if one.key not in left]
     so_far = _SoFar(exam.budgets[-1], len(asked), known)
     yield so_far.moment()
-    before = time.perf_counter()
-    answers = exam.candidate.answered(missing)
-    for answered, (scores, failure) in _with_grades(answers, exam.budgets, grading):
-        now = time.perf_counter()
-        record = _record(answered, scores, failure, now - before)
-        before = now
-        if answered.trace and failure is None:
-            keep_trace(file.path, record.key, answered.trace, record.value(exam.budgets[-1]))
-        file.append(record)
-        yield so_far.with_one_more(record)
-
-
-def _with_grades(
-    answers: Iterable[Answered], budgets: Sequence[int], grading: Grading
-) -> Iterator[tuple[Answered, _Graded]]:
-    """Each answer with its grades, in the order of the answers; the next ones are asked for meanwhile."""
-    waiting: deque[tuple[Answered, Future[_Graded]]] = deque()
+    waiting: deque[Future[Record]] = deque()
     with grading.beside() as thread:
-        for answered in answers:
-            waiting.append((answered, thread.submit(_graded, answered, budgets, grading)))
-            while waiting and (waiting[0][1].done() or len(waiting) > MOST_UNGRADED):
-                first, grades = waiting.popleft()
-                yield first, grades.result()
+        keeper = _Keeper(exam, file, grading)
+        for answered in exam.candidate.answered(missing):
+            waiting.append(thread.submit(keeper.keep, answered))
+            while waiting and (waiting[0].done() or len(waiting) > MOST_UNGRADED):
+                yield so_far.with_one_more(waiting.popleft().result())
         while waiting:
-            first, grades = waiting.popleft()
-            yield first, grades.result()
+            yield so_far.with_one_more(waiting.popleft().result())
+
+
+class _Keeper:
+    """Grades answers and puts them on record at once, in the thread beside the exam: the next answer may be long in coming."""
+
+    def __init__(self, exam: Exam, file: RecordFile, grading: Grading) -> None:
+        self.exam, self.file, self.grading = exam, file, grading
+        self.before = time.perf_counter()
+
+    def keep(self, answered: Answered) -> Record:
+        """The record of an answer, on the disk. Raises CancelledError, and keeps nothing, where the exam has ended meanwhile."""
+        scores, failure = _graded(answered, self.exam.budgets, self.grading)
+        if self.grading.is_given_up:
+            raise CancelledError
+        now = time.perf_counter()
+        record = _record(answered, scores, failure, now - self.before)
+        self.before = now
+        if answered.trace and failure is None:
+            value = record.value(self.exam.budgets[-1])
+            keep_trace(self.file.path, record.key, answered.trace, value)
+        self.file.append(record)
+        return record
 
 
 def checked_samples(task: Task) -> Sequence[Sample]:
