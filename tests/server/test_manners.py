@@ -1290,7 +1290,7 @@ def sent_to(
     state: dict[str, Any] = {"num_taken": num_taken}
     if with_abort:
         state["abort"] = lambda: happened.append("cut off")
-    asyncio.run(stream({"type": "http", "state": state}, receive, send))
+    asyncio.run(stream({"type": "http", "method": "GET", "state": state}, receive, send))
     return happened, body
 
 

@@ -95,9 +95,13 @@ _command = partial(app.command, cls=GuardedCommand, epilog=EXIT_CODES)
 
 
 def program() -> NoReturn:
-    """The whole of a process, with its end: the `manyhands` script."""
+    """The whole of a process, with its beginning and its end: the `manyhands` script."""
     code: object = None
     try:
+        try:
+            leave_at_signals()
+        except KeyboardInterrupt as error:  # before signals are heard
+            _leave_interrupted(error)
         main()
     except SystemExit as end:
         code = end.code
@@ -110,19 +114,23 @@ def main() -> None:
     Another rank of torchrun's follows rank 0, but in a training: there each process learns its own share.
     """
     try:
-        leave_at_signals()
         if sys.argv[1:2] != ["train"]:
             follow_if_other()
         app(prog_name="manyhands")
     except InvalidRequest as error:  # of torchrun's settings: no command has begun
         os.write(2, f"error: {error}\n{error.hint}\n".encode())
         sys.exit(error.exit_code)
-    except KeyboardInterrupt as error:  # before signals are heard, or in another rank
-        os.write(2, f"{word_for(number_of(error))}\n".encode())
-        os._exit(exit_code_of(number_of(error)))
+    except KeyboardInterrupt as error:  # in another rank, or in a program that calls this
+        _leave_interrupted(error)
     except MemoryError:  # too little is left to say it as other errors are said
         os.write(2, b"error: the memory does not suffice\n")
         sys.exit(OutOfMemory.exit_code)
+
+
+def _leave_interrupted(error: KeyboardInterrupt) -> NoReturn:
+    """Nothing has begun, so nothing is put away."""
+    os.write(2, f"{word_for(number_of(error))}\n".encode())
+    os._exit(exit_code_of(number_of(error)))
 
 
 def _print_version(wanted: bool) -> None:
