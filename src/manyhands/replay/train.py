@@ -199,7 +199,10 @@ class Training:
         torch.set_float32_matmul_precision("high")  # TF32 on a GPU: enough for gradients
         try:
             while self.done < 1 and not self._agreed(time.monotonic() >= until):
-                learned = self._learn(next(batches))
+                # An interrupt in the midst of a queue leaves its lock taken, and torch's end of the queue would wait for it for ever.
+                with held_back(most=1):
+                    parts = next(batches)
+                learned = self._learn(parts)
                 self.seconds = self._agreed(time.monotonic() - began)
                 is_logged = self.step % self.settings.log_every == 0 or self.done >= 1
                 # Between lines of the log only now and then: reading the loss waits for the device.

@@ -30,19 +30,29 @@ _Came = Sequence[tuple[int, FrameType | None]]
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
-    """No signal's handler runs inside; those that came are run at the end. Elsewhere than in the main thread: nothing."""
+def held_back(most: int | None = None) -> Iterator[None]:
+    """No signal's handler runs inside; those that came are run at the end. Elsewhere than in the main thread: nothing.
+
+    `most`: so many signals are held, and the next one is not, where what is done inside may never end.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     came: list[tuple[int, FrameType | None]] = []
     before: dict[int, Callable[..., Any]] = {}
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        if most is not None and len(came) >= most:
+            before[number](number, frame)
+        else:
+            came.append((number, frame))
+
     try:
         for name in _ENDS:
             number = getattr(signal, name, None)
             if number is not None and callable(handler := signal.getsignal(number)):
                 before[number] = handler
-                signal.signal(number, lambda *what: came.append(what))
+                signal.signal(number, hold)
         yield
     finally:
         try:

@@ -170,6 +170,26 @@ def test_an_interrupt_waits_for_the_end_of_a_verb() -> None:
     assert set(signals._ENDS) == {"SIGINT", "SIGTERM", "SIGHUP"}
 
 
+def test_the_second_signal_is_not_held_back_where_one_is() -> None:
+    """A batch that never comes must not keep a training from an end."""
+    came: list[str] = []
+    with signals_heard(came), held_back(most=1):
+        signal.raise_signal(signal.SIGINT)
+        assert came == []
+        signal.raise_signal(signal.SIGINT)
+        assert came == ["heard"]
+    assert came == ["heard", "heard"]
+
+
+@contextmanager
+def signals_heard(came: list[str]) -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, lambda *_: came.append("heard"))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_all_that_came_is_handled_also_behind_a_handler_that_raises() -> None:
     came: list[int] = []
 
