@@ -185,22 +185,24 @@ def _of_fresh(file: str) -> list[dict[str, Any]]:
 
 
 def sums() -> str:
-    """Microseconds of one sum with what stands behind it: by NCCL, and in one launch of our own, each way that was measured."""
-    name, ways = next((each for each in _SUMS if _perhaps(each[0])), _SUMS[-1])
+    """Microseconds of one sum with what stands behind it: by NCCL, and by the first kernel of our own."""
+    return _sums("ranks_sums_fences", {"peers": "by flags and fences"})
+
+
+def sums_of_many() -> str:
+    """The same by NCCL, by words and by flags, also of many tokens: of the kernel as it is, or else of its draft."""
+    name = next((each for each in ("ranks_sums", "draft_ranks_sums") if _perhaps(each)), "")
+    return _sums(name, {"words": "by words", "flags": "by flags"})
+
+
+def _sums(name: str, ways: dict[str, str]) -> str:
     lines = _perhaps(name).get("sums", [])
     rows = []
-    for size in dict.fromkeys((line["width"], line["tokens"]) for line in lines):
+    for size in dict.fromkeys(map(_size, lines)):
         found = {line["by"]: line["us"] for line in lines if _size(line) == size}
         shown = (f"{found[way]:.1f}" if way in found else "" for way in ("nccl", *ways))
         rows.append([*map(str, size), *shown])
     return table(["width", "tokens", "NCCL, then a launch", *ways.values()], rows)
-
-
-# The newest that is there: its file, and titles of the ways in it.
-_SUMS: tuple[tuple[str, dict[str, str]], ...] = (
-    ("ranks_sums", {"words": "by words", "flags": "by flags"}),
-    ("ranks_sums_fences", {"peers": "by flags and fences"}),
-)
 
 
 def _size(line: dict[str, Any]) -> tuple[int, int]:
@@ -229,4 +231,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "ranks": ranks,
     "spread": spread,
     "sums": sums,
+    "sums_of_many": sums_of_many,
 }

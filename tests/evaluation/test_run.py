@@ -301,7 +301,7 @@ def test_an_exam_that_ends_early_waits_for_no_grade_and_goes_on(tmp_path: Path) 
             while next(moments).done < 2:
                 pass
             began = time.monotonic()
-            moments.close()  # type: ignore[attr-defined]  # a generator
+            moments.close()
             assert time.monotonic() - began < 10
         assert [record.sample for record in records(path)] == ["d1", "d2"]
         says = Says(RIGHT.get)

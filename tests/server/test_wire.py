@@ -7,6 +7,7 @@ import json
 import random
 import time
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -246,6 +247,9 @@ def test_a_request_without_a_seed_is_another_sample_each_time(
     asked: dict[str, Any] = {"messages": ASK, "max_tokens": 12, "temperature": 1.0}
     run = {"problem": "1+2", "method": "sequential", "budget": 12, "choice": {"temperature": 1.0}}
 
+    def is_done(url: str) -> bool:
+        return bool(httpx2.get(url).json()["status"] == "done")
+
     def said(client: OpenAI, **more: Any) -> list[set[Any]]:
         whole = client.chat.completions.create
         plain = {whole(model=NAME, **asked, **more).choices[0].message.content for _ in range(3)}
@@ -257,8 +261,7 @@ def test_a_request_without_a_seed_is_another_sample_each_time(
         }
         url = str(client.base_url).rstrip("/")
         runs = [httpx2.post(f"{url}/runs", json=run | more).json()["id"] for _ in range(3)]
-        for one in runs:
-            assert soon(lambda one=one: httpx2.get(f"{url}/runs/{one}").json()["status"] == "done")  # type: ignore[misc]
+        assert all(soon(partial(is_done, f"{url}/runs/{one}")) for one in runs)
         ends = {httpx2.get(f"{url}/runs/{one}").json()["end"]["answer"]["text"] for one in runs}
         return [plain, thoughts, ends]
 

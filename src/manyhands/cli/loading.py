@@ -123,7 +123,7 @@ def keep_loaded() -> None:
     """Leave out of collections of garbage all that is there now and stays: a network, its recordings, what was imported.
 
     A full collection in the midst of a run would walk over it, and everybody's tokens would wait: for 0.2 s because of what is imported,
-    and for 0.05 because of a network (two cores). What benchmarks measure has been left out, too.
+    and for 0.05 because of a network (two cores). Benchmarks leave it out before they measure, too.
     """
     gc.collect()  # or garbage would stay
     gc.freeze()
@@ -144,7 +144,7 @@ def load_wordless_engine(model: str, settings: ModelSettings, notes: Notes) -> E
     with started_beside(settings) as started:  # the other ranks import while this process does
         from manyhands.engine.engine import Engine
 
-        gc.freeze()  # Imported objects: what is loaded is kept behind it (`keep_loaded`).
+        gc.freeze()  # imported objects; `keep_loaded` has the rest
         atexit.register(gc.unfreeze)  # or libraries complain of what they think is leaked
         with _noted(notes):
             known = _share_processors(place, settings)

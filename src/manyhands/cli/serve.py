@@ -66,7 +66,7 @@ def serve(options: ServeOptions) -> None:
             code = serve_on(options, make, name, keys, limits, place, taken, _tell_ready)
         else:
             front = make_front(options, keys)
-            code = answer(front, place, taken, ready=_ready)
+            code = answer(front, place, taken, ready=_tell_ready)
     if code:
         tell("the engine has failed; the log has the reason", "error: ", "bold red")
         raise typer.Exit(code)
@@ -108,7 +108,7 @@ def make_front(options: ServeOptions, keys: Keys, mark: str = "") -> Front:
         max_events=limits.run_events,
     )
     front = Front(served, service, keys, mark=mark)
-    keep_loaded()  # a replica imports little behind this
+    keep_loaded()  # the room `server` has been imported since
     return front
 
 
@@ -148,8 +148,3 @@ def _called(model: str) -> str:
 
 def _tell_ready(url: str) -> None:
     tell(f"serving at {url}")
-
-
-def _ready(url: str) -> None:
-    keep_loaded()  # the server has imported more since
-    _tell_ready(url)

@@ -114,7 +114,7 @@ def _soon(number: int) -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """End the process at once. What was printed is written, unless the signal has struck that very writing."""
+    """End the process at once. Prints are written before, unless the signal has struck that very writing."""
     with suppress(Exception):
         sys.stdout.flush()
     with suppress(OSError):
@@ -126,14 +126,14 @@ def leave_with(code: object) -> NoReturn:
     """End the process with what SystemExit has brought, and leave it to the system to take it apart.
 
     Python itself looks at each object that was imported once more, which takes a second or two. As at its own end, threads are waited for
-    and what is registered for the end is called (`multiprocessing` ends its processes so). Under a profiler or a debugger, which
+    and functions that are registered for it are called (`multiprocessing` ends its processes so). Under a profiler or a debugger, which
     want to say something yet, Python ends as ever.
     """
     tools = getattr(sys, "monitoring", None)  # from Python 3.12 on
     is_watched = tools is not None and any(map(tools.get_tool, range(6)))
     is_watched |= sys.getprofile() is not None or sys.gettrace() is not None
     if is_watched or not (code is None or isinstance(code, int)):
-        sys.exit(code)  # type: ignore[arg-type]  # a text is printed
+        raise SystemExit(code)
     end_threads: Callable[[], None] = vars(threading)["_shutdown"]
     run_registered: Callable[[], None] = vars(atexit)["_run_exitfuncs"]
     end_threads()

@@ -108,7 +108,7 @@ class Wide(Enum):
 
 
 def most_ahead(layer_bytes: float, most_tokens: int = AHEAD, *, is_over_ranks: bool = False) -> int:
-    """Tokens of the largest wide recording of a network whose layers have so many bytes of weights, on one rank, for a token.
+    """Tokens of the largest wide recording of a network whose layers have so many bytes of weights for a token, those of one rank.
 
     Padding costs a pass more than its launches where the device has enough to do. No prompt has more than the `most_tokens` that are
     fed in one pass, which is also what bounds the memory that passes work with.

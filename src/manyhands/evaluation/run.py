@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Generator, Iterable, Sequence, Set
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from itertools import pairwise
@@ -110,7 +110,7 @@ class Moment:
     num_failures: int
 
 
-def examine(exam: Exam, file: RecordFile, grading: Grading) -> Iterator[Moment]:
+def examine(exam: Exam, file: RecordFile, grading: Grading) -> Generator[Moment, None, None]:
     """Ask, grade and keep; yields at the beginning and after every record."""
     asked = [Asked(sample, repeat) for repeat in range(exam.repeats) for sample in exam.samples]
     for one in asked:

@@ -191,7 +191,7 @@ class World:
             self.lost = self.lost or reason
 
     def give_up(self, error: BaseException) -> None:
-        """End all for an error that struck rank 0 alone: where the others are is not known, so nobody waits for them."""
+        """End all for an error that struck rank 0 alone: where the others are is not known, so they are not waited for."""
         self._lose_by(error)
         _empty_frames(error)
         self.end()
