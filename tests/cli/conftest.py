@@ -74,6 +74,7 @@ def run_cli(*args: object, input: str | bytes | None = None) -> Result:
     with pytest.MonkeyPatch.context() as kept:
         # A process of its own would keep these objects to its end; what tests have imported is kept already.
         kept.setattr(gc, "freeze", lambda: None)
+        kept.setattr(gc, "set_threshold", lambda *thresholds: None)
         result = CliRunner().invoke(app, [str(arg) for arg in args], input=input)
     assert result.exception is None or isinstance(result.exception, SystemExit), result
     assert "Traceback" not in result.output

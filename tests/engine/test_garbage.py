@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
 
-from manyhands.engine.garbage import collect_if_near
+from manyhands.engine.garbage import collect_if_near, keep_loaded
 
 _MOST = 1000
 
@@ -62,3 +63,41 @@ def test_where_collection_is_off_it_stays_off(seen: list[int]) -> None:
     collect_if_near()
     assert not seen
     del held
+
+
+class _Ring:
+    """Refers to itself: only a collection finds that nothing else does."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+
+def test_a_process_that_serves_leaves_out_what_is_loaded_and_no_garbage(seen: list[int]) -> None:
+    gone, loaded = weakref.ref(_Ring()), _Ring()
+    kept_before = gc.get_freeze_count()
+    keep_loaded()
+    try:
+        assert gone() is None
+        assert gc.get_freeze_count() > kept_before
+        reference = weakref.ref(loaded)
+        del loaded
+        gc.collect()
+        assert reference() is not None, "it is left out, for good"
+    finally:
+        gc.unfreeze()
+    gc.collect()
+    assert reference() is None
+
+
+def test_full_collections_are_seldom_in_a_process_that_serves(seen: list[int]) -> None:
+    def of_a_long_run() -> set[int]:
+        """The generations that are collected while objects come, as tokens and blocks do, and stay."""
+        seen.clear()
+        held = [_made(gc.get_threshold()[0] + 1) for _ in range(150)]
+        del held
+        return set(seen)
+
+    assert of_a_long_run() == {0, 1, 2}  # the control: Python's own
+    keep_loaded()
+    gc.unfreeze()
+    assert of_a_long_run() == {0, 1}

@@ -17,6 +17,7 @@ from manyhands.cli.command import Chosen
 from manyhands.cli.guard import tell
 from manyhands.cli.output import Notes
 from manyhands.cli.threads import take_one, weight_bytes
+from manyhands.engine.garbage import keep_loaded
 from manyhands.errors import InvalidRequest
 from manyhands.hub import BUNDLED, exists, is_gguf, is_local, place_of
 from manyhands.model.checkpoint import check_lora, check_place
@@ -117,16 +118,6 @@ def get_ready(engine: Engine) -> None:
         task = progress.add_task("getting ready")
         engine.get_ready(lambda done, whole: progress.update(task, completed=done, total=whole))
     keep_loaded()
-
-
-def keep_loaded() -> None:
-    """Leave out of collections of garbage all that is there now and stays: a network, its recordings, what was imported.
-
-    A full collection in the midst of a run would walk over it, and everybody's tokens would wait: for 0.2 s because of what is imported,
-    and for 0.05 because of a network (two cores). Benchmarks leave it out before they measure, too.
-    """
-    gc.collect()  # or garbage would stay
-    gc.freeze()
 
 
 def load_wordless_engine(model: str, settings: ModelSettings, notes: Notes) -> Engine:

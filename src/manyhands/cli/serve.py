@@ -15,9 +15,10 @@ import typer
 
 from manyhands.cli.command import shared_of
 from manyhands.cli.guard import tell
-from manyhands.cli.loading import get_ready, keep_loaded, load_engine, name_of, prompts_for, sampled
+from manyhands.cli.loading import get_ready, load_engine, name_of, prompts_for, sampled
 from manyhands.cli.output import Notes
 from manyhands.cli.serve_options import ServeOptions
+from manyhands.engine.garbage import keep_loaded
 from manyhands.errors import InvalidRequest, install_hint
 from manyhands.evaluation.shared import SHARED_PREFIX
 from manyhands.hub import BUNDLED

@@ -276,7 +276,7 @@ class Engine(OfOneProcess):
         """Compile kernels and record passes of all sizes now, so that no run has to wait for it later.
 
         For whatever serves for long: on a GPU it takes seconds, elsewhere there is nothing to do. Such a program may leave what is
-        loaded out of collections of garbage behind it (`gc.collect(); gc.freeze()`), as the commands do. `told` is
+        loaded out of collections of garbage behind it (`garbage.py::keep_loaded`), as the commands do. `told` is
         called with how much of how much is done. Raises InvalidRequest for what cannot be called.
         """
         if told is not None:

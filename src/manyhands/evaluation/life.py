@@ -235,6 +235,7 @@ def live(
                 count, since = before_it.get(run, (0, clock))
                 if 0 < count < run.num_passes and num_passes >= situation.warm_up:
                     record.gaps.append(clock - since)
+                run.take_events()  # as a server does; kept, they would be most of what a collection of garbage walks over
                 told[run] = run.num_passes, clock if run.num_passes > count else since
                 if run.num_passes and run in came:
                     record.waits.append(clock - came.pop(run))

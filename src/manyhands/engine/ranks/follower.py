@@ -19,6 +19,7 @@ import torch
 from manyhands.attention.prepared import Capacity
 from manyhands.cache.pages import Ints
 from manyhands.engine.executor import LocalExecutor, Network, Places
+from manyhands.engine.garbage import keep_loaded
 from manyhands.engine.graphs import GraphedPasses
 from manyhands.engine.ranks.channel import OtherEnd, Verb, text_of
 from manyhands.engine.ranks.group import join_group, leave_group, take_device
@@ -111,8 +112,7 @@ class Follower:
             adapter, fused = self.network.adapter, self.network.fused
             self._executor = LocalExecutor(adapter, self.settings, fused=fused, others=others)
             self.heard.report(remembers=self._executor.facts.num_pages)
-        gc.collect()
-        gc.freeze()  # the network stays, and what it has imported: see `processes.leave`
+        keep_loaded()
 
     # -- passes ------------------------------------------------------------------------------------
 
