@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -535,10 +535,12 @@ class Shelf:
         self.blocks = list(blocks)
         self.asked: list[int] = []
         self.num_pages_in_use = 2
+        self.num_pages_idle = 0
 
     def make_room(self, num_pages: int) -> None:
         self.asked.append(num_pages)
-        self.blocks.pop()
+        del self.blocks[: -(-num_pages // 2)]
+        self.num_pages_idle = 2 * len(self.blocks)
 
     def keeps(self, block: Block) -> bool:
         return block in self.blocks
@@ -560,6 +562,51 @@ def test_a_keeper_makes_room_for_a_step() -> None:
     assert (shelf.asked, pool.num_free_pages) == ([2, 3], 2)
     del shelf
     assert pool.num_pages_in_use_by_keepers == 0
+
+
+def with_kept(*, idle: bool) -> tuple[PagePool, Shelf, Block, Block, Block]:
+    """A full pool of 40 pages: two of them frozen, three blocks have 6; blocks that are kept, for nobody if `idle`, have 34."""
+    pool = PagePool(40, 2)
+    first, second, live = grown(pool, 3).freeze(), grown(pool, 3).freeze(), grown(pool, 4)
+    shelf = Shelf(*(grown(pool, 4) for _ in range(17)))
+    shelf.num_pages_idle = 34 if idle else 0
+    pool.keepers.add(shelf)
+    assert pool.num_free_pages == 0
+    return pool, shelf, first, second, live
+
+
+AHEAD: dict[str, Callable[[PagePool, Block, Block, Block], bool]] = {
+    "lend": lambda pool, first, second, live: pool.lend([(pool.place(live).strip, 4)]),
+    "add spares": lambda pool, first, second, live: bool(
+        pool.add_spares([pool.place(live).strip]) or pool._spares
+    ),
+    "make front": lambda pool, first, second, live: bool(
+        pool.make_front(first) or pool.num_fronts(first)
+    ),
+    "leave room": lambda pool, first, second, live: bool(
+        pool.leave_room(new := Block(), live, 4) or pool.place(new).offset
+    ),
+    "join": lambda pool, first, second, live: pool.join(second, first) is not None,
+}
+
+
+@pytest.mark.parametrize("name", AHEAD)
+def test_pages_that_are_kept_for_nobody_are_as_good_as_free(name: str) -> None:
+    """Memory that has served for a while is full of them: whatever is done ahead, or to be faster, would be done no more."""
+    for idle in (True, False):
+        pool, shelf, first, second, live = with_kept(idle=idle)
+        assert AHEAD[name](pool, first, second, live) is idle
+        assert len(shelf.asked) == idle
+        assert len(shelf.blocks) == 17 - idle, "no more go than are needed"
+
+
+def test_kept_pages_stay_where_all_of_them_would_not_be_enough() -> None:
+    pool, shelf, *others, live = with_kept(idle=True)
+    strip = pool.place(live).strip
+    assert not pool.lend([(strip, 2 * 18)]), "more than half of what can be had"
+    assert not shelf.asked
+    assert pool.lend([(strip, 2 * 17)])
+    assert (len(strip.pages), len(shelf.blocks), len(others)) == (2 + 17, 8, 2)
 
 
 @pytest.mark.parametrize(("recycle", "expected"), [(True, [0, 0, 0]), (False, [0, 1, 2])])

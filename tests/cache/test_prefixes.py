@@ -184,7 +184,9 @@ class Trees(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         pool = self.machine.pool
+        num_idle, num_free = self.tree.num_pages_idle, pool.num_free_pages
         self.tree.clear()
+        assert pool.num_free_pages - num_free >= num_idle, "pages that are as good as free"
         assert pool.num_pages - pool.num_free_pages <= self.tree.num_pages_in_use
         for lease, _ in self.leases:
             lease.close()

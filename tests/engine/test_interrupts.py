@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manyhands.cache import chunks, journal, lockstep, pages, planner
+from manyhands.cache import chunks, journal, lockstep, pages, planner, prefixes
 from manyhands.cache.block import Block
 from manyhands.cache.pages import Move
 from manyhands.cache.plan import Plan
@@ -312,9 +312,11 @@ def crowd(
     code: Set[CodeType] = WATCHED_CODE_OF_A_STEP,
     files: Set[str] = frozenset(),
     num_pages: int = 28,
+    is_full: bool = False,
 ) -> tuple[Outcome, bool, Watch]:
     """Four runs: a prompt in chunks, several rows, and too many for the memory, so that one is preempted.
 
+    `is_full`: all of the memory holds prompts that are kept for nobody, which go one by one.
     What each was told and fed, its passes, its tokens; whether one was preempted; the lines that were run.
     """
     ledger: Any = Ledger()
@@ -323,6 +325,8 @@ def crowd(
     ledger.write = lambda *_: None
     engine = Engine(ledger, max_tokens_per_pass=24, overcommit=2.0)
     engine._scheduler.preemption.rebuild = lambda past, blocks: rebuilt(engine, past)
+    if is_full:
+        keep_prompts(engine)
     told: list[list[tuple[int, ...]]] = [[] for _ in range(4)]
     shapes = ((30, 2), (5, 3), (13, 1), (9, 2))
     runs = [
@@ -331,12 +335,27 @@ def crowd(
     ]
     watch = driven(engine, watch_at(*places, code=code, files=files))
     engine.pool.take_back()
+    engine.prefixes.clear()
     assert engine.pool.num_free_pages == engine.pool.num_pages
     outcome = [
         (told[n], run.result().text, run.num_passes, run.usage.tokens_fed)
         for n, run in enumerate(runs)
     ]
     return outcome, any(run.num_preemptions for run in runs), watch
+
+
+def keep_prompts(engine: Engine) -> None:
+    """Fill the memory with prompts of two pages that no run reads."""
+    size = 2 * engine.pool.page_size
+    for number in range(engine.pool.num_pages // 2):
+        lease = engine.prefixes.lease([(100 + number,) * size])
+        assert lease is not None
+        for row in lease.rows([0], size):
+            engine.pool.reserve([(row.view.own, size)])
+            row.view.own.tokens.extend(row.feed)
+        lease.settle()
+        lease.close()
+    assert engine.pool.num_free_pages < 2
 
 
 def driven(
@@ -449,20 +468,30 @@ WATCHED_WHILE_PASSES_ARE_BEGUN_AHEAD = WATCHED_CODE_OF_A_STEP | {
         planner.Planner._plan,
         pages.PagePool.lend,
         pages.PagePool.promise,
+        pages.PagePool._have,
+        prefixes.PrefixTree.make_room,
+        prefixes.PrefixTree.let_go,
+        prefixes.PrefixTree._drop,
         lockstep.Lockstep.follow,
     )
 }
 
 
-@pytest.mark.parametrize("num_pages", [28, 80])  # 1 and 2 by three: other lines
+@pytest.mark.parametrize(
+    ("num_pages", "is_full"), [(28, False), (80, False), (80, True)]
+)  # 1 and 2 by three: other lines
 def test_an_interrupt_while_passes_are_begun_ahead_changes_no_token(
-    num_pages: int, pytestconfig: pytest.Config
+    num_pages: int, is_full: bool, pytestconfig: pytest.Config
 ) -> None:
-    """With little memory, where a run is preempted, and with much. What is begun may be dropped; nothing else."""
+    """With little memory, where a run is preempted, with much, and with much that is full of what is kept.
+
+    What is begun may be dropped; nothing else.
+    """
     plain, _, _ = crowd(num_pages=num_pages)
     how: Any = {
         "plans_ahead": True,
         "num_pages": num_pages,
+        "is_full": is_full,
         "code": WATCHED_WHILE_PASSES_ARE_BEGUN_AHEAD,
         "files": {lookahead.__file__},
     }
@@ -476,6 +505,7 @@ def test_an_interrupt_while_passes_are_begun_ahead_changes_no_token(
         "was_chosen",
         "expected",
     }
+    assert ({"_have", "make_room", "let_go", "_drop"} <= watch.names) is is_full
     assert expected == plain
 
     def struck(places: Sequence[Place]) -> Watch:

@@ -15,6 +15,7 @@ import pytest
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.planner import Planner
+from manyhands.cache.prefixes import PrefixTree
 from manyhands.cache.step import Choice, Row, StandIn, Step
 from manyhands.cache.view import View
 from manyhands.engine import capacities
@@ -24,7 +25,7 @@ from manyhands.engine.lookahead import Expected, Lookahead
 from manyhands.engine.passes import Passes
 from manyhands.engine.run import Run
 from manyhands.errors import InvalidRequest
-from manyhands.evaluation.life import Kind, _live_team, _MadeUp, _noting
+from manyhands.evaluation.life import Kind, _live_team, _MadeUp, _noting, fill_memory
 from manyhands.strategies.base import Answer, Sent, Strategy
 from manyhands.strategies.events import Event
 from tests.engine.small import LETTERS, counting, finish, small_engine, story, story_of, team
@@ -58,6 +59,29 @@ def test_a_crowd_whose_passes_are_begun_ahead_is_told_what_each_is_told_alone(ch
     assert everything_is_free(engine), "what was expected holds no page"
     if choice == "sampled":
         assert counts.in_vain > 0, "steps that end were meant to be part of this"
+
+
+@pytest.mark.parametrize("is_counted", [True, False], ids=["as good as free", "control"])
+def test_where_memory_is_full_of_kept_prompts_as_many_passes_are_begun_ahead(
+    is_counted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So is that of every server after a while. Were pages that are kept for nobody not counted, fewer would be."""
+    if not is_counted:
+        monkeypatch.setattr(PrefixTree, "num_pages_idle", 0)
+    found = []
+    for is_full in (False, True):
+        engine = small_engine(16384)
+        if is_full:
+            assert fill_memory(engine, prompt=100) > 100
+            assert engine.pool.num_free_pages < 20
+        runs = together(engine, a_mixed_crowd(CHOICES["greedy"]))
+        for name, run in runs.items():
+            assert story_of(run) == alone("greedy")[name], name
+        found.append(engine.executor.counts.planned_ahead)
+    empty, full = found
+    assert empty > 20
+    assert (full == empty) is is_counted
+    assert is_counted or full < empty
 
 
 def test_control_were_any_token_taken_for_the_expected_one_it_would_be_noticed(

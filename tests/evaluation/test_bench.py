@@ -15,7 +15,8 @@ from manyhands.cache.view import View
 from manyhands.engine.executor import made_up
 from manyhands.errors import OutOfMemory
 from manyhands.evaluation import bench
-from tests.engine.small import CONTEXT, small_engine
+from manyhands.evaluation.life import fill_memory
+from tests.engine.small import CONTEXT, small_engine, story, team
 
 
 def test_a_made_up_history_lies_rotated_in_memory() -> None:
@@ -93,3 +94,16 @@ def test_weights_are_counted_as_they_are_read() -> None:
 
 def test_a_copy_has_a_speed() -> None:
     assert bench.copy_bandwidth(torch.device("cpu")) > 1e8
+
+
+def test_memory_is_filled_with_prompts_that_no_run_reads() -> None:
+    """They go as soon as a run needs their room, and the run reads nothing of them."""
+    engine = small_engine(memory_tokens=2048)
+    alone = story(engine, team(3))
+    assert fill_memory(engine, prompt=90) > 10
+    pool = engine.pool
+    assert pool.num_free_pages * pool.page_size <= 2 * 90
+    assert pool.num_pages_in_use_by_keepers == 0
+    assert story(engine, team(3)) == alone
+    engine.prefixes.clear()
+    assert pool.num_free_pages == pool.num_pages

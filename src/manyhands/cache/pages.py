@@ -16,7 +16,8 @@ the offsets. The other way round, a finished block can be divided where it lies,
 Pages behind the last living block of a strip are freed once nothing references what lay there.
 Blocks can also be evicted while they live (`evict`): they keep their order and their rulers, and lose
 their pages until `bring_back` gives them new ones; their keys are then written again. A Keeper
-(`cache/prefixes.py`) holds blocks for later: asked for room, it lets some of them go.
+(`cache/prefixes.py`) holds blocks for later: asked for room, it lets some of them go. Pages that it holds for nobody are as good
+as free, for whatever needs pages: memory that has served for a while is full of them.
 
 Strips that grow a token a pass are given an empty page ahead of time while pages are plenty (`add_spares`),
 so that a full page does not end plain decoding (`cache/lockstep.py`). Spares count as free: whoever needs
@@ -63,7 +64,7 @@ from manyhands.errors import InvalidRequest, OutOfMemory, counted
 
 Ints = NDArray[np.int64]
 NOWHERE = -1  # in the place of a slot
-_PLENTY = 8  # spares take at most this part of the free pages: one of so many
+_PLENTY = 8  # spares take at most this part of the pages that can be had: one of so many
 
 
 class Front(NamedTuple):
@@ -132,6 +133,10 @@ class Keeper(Protocol):
     @property
     def num_pages_in_use(self) -> int:
         """At most so many pages hold kept blocks that some run reads just now."""
+
+    @property
+    def num_pages_idle(self) -> int:
+        """So many pages at least would be free if all blocks went that no run reads; those that were evicted count too."""
 
     def make_room(self, num_pages: int) -> None:
         """Let unused blocks go, until so many pages were freed or none is left."""
@@ -359,13 +364,26 @@ class PagePool:
         self._collect()
         return num_pages <= len(self._free)
 
+    def _num_at_hand(self) -> int:
+        """Pages that are free, or held by keepers for nobody."""
+        return len(self._free) + sum([keeper.num_pages_idle for keeper in self.keepers])
+
+    def _have(self, num_pages: int, *, of: int = 1) -> bool:
+        """Have so many pages free, with the help of the keepers. False if they are more than one of `of` parts of what is at hand."""
+        if num_pages * of > len(self._free) and num_pages * of > self._num_at_hand():
+            return False
+        for keeper in list(self.keepers) if num_pages > len(self._free) else ():
+            keeper.make_room(num_pages - len(self._free))
+            self._collect()
+        return num_pages <= len(self._free)
+
     def add_spares(self, strips: Sequence[Strip]) -> None:
-        """Give an empty page to each strip that has none, if that takes little of what is free."""
+        """Give an empty page to each strip that has none, if that takes little of what can be had."""
         if not self.recycle:
             return
         self._collect()
         wanted = [strip for strip in strips if self.num_slots_left(strip) < self.page_size]
-        if len(wanted) * _PLENTY > len(self._free):
+        if not self._have(len(wanted), of=_PLENTY):
             return
         with self._journal as journal:
             journal.keep(self, "_spares")
@@ -377,7 +395,7 @@ class PagePool:
     def lend(self, growth: Sequence[tuple[Strip, int]]) -> bool:
         """Have pages for these strips to grow by so many tokens, as spares: nothing is promised to them.
 
-        They stay while `generation` does. False, and nothing is lent, where that would take half of what is free.
+        They stay while `generation` does. False, and nothing is lent, where that would take half of what can be had.
         """
         self._collect()
         wanted = [
@@ -388,10 +406,12 @@ class PagePool:
         if not wanted:
             return True
         num_pages = sum(size for _, size in wanted)
-        if 2 * num_pages > len(self._free) and self._fronts:
+        can_be_had = self.recycle and self._have(num_pages, of=2)
+        if not can_be_had and self._fronts:
             with self._journal:
                 self._drop_waiting()
-        if not self.recycle or 2 * num_pages > len(self._free):
+            can_be_had = self.recycle and self._have(num_pages, of=2)
+        if not can_be_had:
             return False
         with self._journal as journal:
             journal.keep(self, "_spares")
@@ -424,7 +444,8 @@ class PagePool:
             return False
         if not size or not before.num_tokens:
             return False
-        return self._pages_to_add(there.strip, size) <= len(self._free)
+        num_pages = self._pages_to_add(there.strip, size)
+        return num_pages <= len(self._free) or num_pages <= self._num_at_hand()
 
     def join(self, block: Block, before: Block) -> Move | None:
         """Move frozen `block` onto the strip of `before`, directly behind it, if that is possible.
@@ -439,6 +460,9 @@ class PagePool:
         here, there = self.place(block), self.place(before)
         end = there.offset + before.num_tokens
         size = block.num_tokens
+        num_pages = self._pages_to_add(there.strip, size)
+        if not self._have(num_pages):
+            return None
         left = here.strip
         sources = self.slots(left, here.offset, here.offset + size)
         with self._journal as journal:
@@ -449,7 +473,7 @@ class PagePool:
             journal.keep(self, "num_joined")
             journal.keep_tail(there.strip.places, len(there.strip.places))
             journal.keep(there.strip, "num_tokens")
-            self._add_pages(there.strip, self._pages_to_add(there.strip, size))
+            self._add_pages(there.strip, num_pages)
             there.strip.num_tokens += size
             move = Move(sources, self.slots(there.strip, end, end + size), end - here.offset)
             self._leave(here)
@@ -478,7 +502,7 @@ class PagePool:
     def make_front(self, other: Block) -> None:
         """Copy frozen `other` to a strip of its own, on which another block may follow. The move is owed from then on.
 
-        Nothing is done where that would take much of what is free, and where keys are never moved.
+        Nothing is done where that would take much of what can be had, and where keys are never moved.
         """
         assert other.frozen, other
         assert other.tokens, other
@@ -501,8 +525,13 @@ class PagePool:
             self._fronts = {known: None for known in (*self._fronts, place) if known.fronts}
 
     def _can_spare(self, num_pages: int) -> bool:
-        """Whether keys may be moved at all, and so many pages are little of what is free."""
-        return self.recycle and (num_pages + self._num_waiting) * _PLENTY <= len(self._free)
+        """Whether keys may be moved at all, and so many pages, which are free then, are little of what can be had."""
+        if not self.recycle:
+            return False
+        most = num_pages + self._num_waiting
+        if most * _PLENTY > len(self._free) and most * _PLENTY > self._num_at_hand():
+            return False
+        return self._have(num_pages)
 
     def num_fronts(self, other: Block) -> int:
         """Copies of a block that are made and not given to another one yet."""

@@ -155,6 +155,12 @@ class PrefixTree:
         self._is_changing = False
         return lease
 
+    @property
+    def num_pages_idle(self) -> int:
+        """So many pages at least would be free if all went that no lease holds; blocks that were evicted count too."""
+        assert self.pool is not None, "only a pool asks for room"
+        return max(0, self.num_tokens // self.pool.page_size - self.num_pages_in_use)
+
     def make_room(self, num_pages: int) -> None:
         """Let the least recently used leaves go until so many pages are free again, or none is left."""
         assert self.pool is not None, "only a pool asks for room"
@@ -185,6 +191,7 @@ class PrefixTree:
 
     def clear(self) -> None:
         """Let everything go that is not in use."""
+        self._check_whole()
         while self.let_go():
             pass
 

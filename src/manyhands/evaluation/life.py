@@ -10,7 +10,8 @@ that speed when it is not:
 A *Situation* is a crowd: how many runs of which kind are under way at a time, how long each lasts, how long
 its prompt is. What the runs do is drawn from a seeded generator and not from the model, so it is the same on
 every machine and for every network. A pass is timed as a user waits for it: `engine.step()`, with strategies,
-planning, moves, network and choice.
+planning, moves, network and choice. Memory that has served for a while is full of what is kept for later: `fill_memory` has it so
+from the beginning.
 
 The kinds of runs:
 
@@ -38,7 +39,13 @@ from manyhands.engine.engine import Engine
 from manyhands.engine.loop import run_passes
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.run import Run
-from manyhands.evaluation.bench import HEADER_TOKENS, MARKER_TOKENS, copy_bandwidth, fill
+from manyhands.evaluation.bench import (
+    HEADER_TOKENS,
+    MARKER_TOKENS,
+    append_made_up,
+    copy_bandwidth,
+    fill,
+)
 from manyhands.strategies.base import Answer, Reserve, Sent, Strategy
 
 STEP_PREFIX = 6  # tokens that begin a step: its writer's name and number
@@ -255,6 +262,28 @@ def live(
             if len(record.passes) >= situation.num_passes:
                 break
     return record
+
+
+def fill_memory(engine: Engine, *, prompt: int = 1000) -> int:
+    """Have all of the memory hold prompts of so many tokens that no run reads any more; how many there are.
+
+    Their keys are made up, so none of them may be asked for again. Raises UnsupportedModel for a network that keeps states of
+    texts: none can be made up.
+    """
+    made_up, rng = (
+        _MadeUp(engine.facts.vocab_size, 0),
+        random.Random("prompts that were asked before"),
+    )
+    count = 0
+    while engine.pool.num_free_pages * engine.pool.page_size > 2 * prompt:
+        lease = engine.prefixes.lease([made_up(prompt, rng)])
+        assert lease is not None, "no other run writes"
+        with closing(lease):
+            for row in lease.rows([0], prompt):
+                append_made_up(engine, row.view.own, row.feed, seed=count)
+            lease.settle()
+        count += 1
+    return count
 
 
 class _Crowd:
