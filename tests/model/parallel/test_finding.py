@@ -17,6 +17,8 @@ from manyhands.model.parallel.peers import Peers
 from tests.model.parallel.threads import Meeting, ThreadCollectives
 
 CPU = torch.device("cpu")
+# What ranks ask of each other until they have each other's memory: three times whether all could.
+FOUND = ["sum", "sum", "level", "sum"]
 WIDTH = 8
 
 
@@ -68,7 +70,11 @@ def found(
     monkeypatch.setattr(finding, "_trouble", lambda *_: "")
     monkeypatch.setattr(finding, "_taken", lambda *_: torch.zeros(1))
     monkeypatch.setattr(finding, "_joined", lambda *_: peers)
-    monkeypatch.setattr(finding, "_draw_level", lambda *_: None)
+    monkeypatch.setattr(finding, "_draw_level", lambda group, _: group.asked.append("level"))
+    return tried(monkeypatch)
+
+
+def tried(monkeypatch: pytest.MonkeyPatch) -> Two:
     both = Two()
     cuda: Any = SimpleNamespace(type="cuda", index=0)
     monkeypatch.setattr(finding, "_all", lambda group, could, _: int(group.sum(int(could))) == 2)
@@ -93,7 +99,36 @@ def test_sums_that_are_not_leave_the_process_group_its_work(
     both, usual = found(monkeypatch, sums), found(monkeypatch, summed)
     assert both.peers is None
     assert both.about_peers == f"not through peers' memory: {reason}"
-    assert both.asked == usual.asked == [*["sum"] * 3, *["gather"] * 5, "sum"]
+    assert both.asked == usual.asked == [*FOUND, *["gather"] * 5, "sum"]
+
+
+@pytest.mark.parametrize(
+    ("where", "asked"), [("_trouble", FOUND[:1]), ("_taken", FOUND[:2]), ("_joined", FOUND)]
+)
+@pytest.mark.parametrize("is_own", [True, False], ids=["own", "others"])
+def test_ranks_go_on_as_far_as_all_could(
+    where: str, asked: list[str], is_own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one of them lacks is left out by all, which make the same collectives up to there, and none behind."""
+    found(monkeypatch, summed)
+
+    def cannot(*_: object) -> str:
+        if where == "_trouble":
+            return "no way"
+        raise RuntimeError("no way\nof 300")
+
+    def could(two: Two, x: Tensor) -> Tensor:
+        two.asked.append("sum")
+        return x + int(len(two.asked) < len(asked))
+
+    if is_own:
+        monkeypatch.setattr(finding, where, cannot)
+    else:
+        monkeypatch.setattr(Two, "sum", could)
+    both = tried(monkeypatch)
+    assert (both.peers, both.asked) == (None, asked)
+    reason = "no way" if is_own else "another rank cannot"
+    assert both.about_peers == f"not through peers' memory: {reason}"
 
 
 def test_sums_of_many_tokens_that_are_not_right_leave_those_of_few(
@@ -116,7 +151,7 @@ def test_sums_of_many_tokens_that_are_not_right_leave_those_of_few(
     assert (both.peers.many, both.peers.meeting.stop.item()) == (None, 0)
     assert tried == [*((256, n) for n in (1, 3, 256, 2, 1)), *((2048, n) for n in (65, 2048, 256))]
     assert (
-        both.asked == usual.asked == [*["sum"] * 3, *["gather"] * 5, "sum", *["gather"] * 3, "sum"]
+        both.asked == usual.asked == [*FOUND, *["gather"] * 5, "sum", *["gather"] * 3, "sum"]
     )
 
 

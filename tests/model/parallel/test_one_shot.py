@@ -5,12 +5,15 @@ On GPUs, with a process each: `tests/engine/ranks/test_on_gpus.py`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
+from manyhands.model.kernels import one_shot
 from manyhands.model.kernels.norms import join
 from manyhands.model.kernels.one_shot import Meeting, meet
 
@@ -131,6 +134,41 @@ def test_a_rank_that_never_comes_leaves_no_numbers(by_flags: bool) -> None:
     assert ranks.meetings[0].stop.item() == 1
     # The other is still missing: the next sum gives up at the first look, though patience is long.
     assert meet(ranks.meetings[0], None, parts[0], patience=1 << 30)[0].isnan().all()
+
+
+@WAYS
+def test_rows_may_lie_apart(by_flags: bool) -> None:
+    """As halves of wider ones do, those of the residual too. Without a norm none is given back."""
+    ranks = Ranks(2, by_flags=by_flags)
+    first, second, residual = (torch.randn(1, 3, 2 * WIDTH)[..., WIDTH:] for _ in range(3))
+    ranks.push([first, second])
+    total, normed = meet(ranks.meetings[0], residual, first, push=False)
+    assert torch.equal(total, first + second + residual)
+    assert normed is None
+
+
+@pytest.mark.parametrize("missing", [0, WIDTH - 1, None], ids=["first", "last", "flag"])
+def test_a_row_that_comes_late_is_waited_for(
+    missing: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes behind the hundredth look, and until then one of its words is missing, or its flag."""
+    ranks, parts = Ranks(2, by_flags=missing is None), parts_of(2, 1)
+    ranks.push(parts)
+    late = ranks.flags[0] if missing is None else ranks.buffers[0][1, 1, 0, missing]
+    came, looked, looks = late.clone(), one_shot._looked, 0
+
+    def looked_again(*given: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        if looks == 100:
+            late.copy_(came)
+        return looked(*given)
+
+    late.zero_()
+    monkeypatch.setattr(one_shot, "_looked", looked_again)
+    found = meet(ranks.meetings[0], None, parts[0], push=False, patience=1000)[0]
+    assert torch.equal(found, parts[0] + parts[1])
+    assert (looks, ranks.meetings[0].stop.item()) == (101, 0)
 
 
 @pytest.mark.parametrize("form", [0, 1, 2])
