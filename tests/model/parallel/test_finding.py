@@ -150,9 +150,7 @@ def test_sums_of_many_tokens_that_are_not_right_leave_those_of_few(
     )
     assert (both.peers.many, both.peers.meeting.stop.item()) == (None, 0)
     assert tried == [*((256, n) for n in (1, 3, 256, 2, 1)), *((2048, n) for n in (65, 2048, 256))]
-    assert (
-        both.asked == usual.asked == [*FOUND, *["gather"] * 5, "sum", *["gather"] * 3, "sum"]
-    )
+    assert both.asked == usual.asked == [*FOUND, *["gather"] * 5, "sum", *["gather"] * 3, "sum"]
 
 
 def test_few_tokens_go_by_words_and_more_by_flags(monkeypatch: pytest.MonkeyPatch) -> None:
