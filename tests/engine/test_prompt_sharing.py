@@ -60,12 +60,18 @@ def next_turn(one: RunSpec, answer: Answer) -> RunSpec:
     return one.asked(Conversation("And again?", said))
 
 
-def prompt_of(one: RunSpec) -> tuple[int, ...]:
-    """The tokens that its strategy feeds as the prompt."""
-    strategy = one.strategy(TEXT)
+def reserved(strategy: Strategy) -> Reserve:
+    """The first reservation that it asks for."""
     asked = next(strategy)
     while not isinstance(asked, Reserve):
         asked = strategy.send(Heard() if isinstance(asked, Listen) else None)
+    return asked
+
+
+def prompt_of(one: RunSpec) -> tuple[int, ...]:
+    """The tokens that its strategy feeds as the prompt."""
+    strategy = one.strategy(TEXT)
+    asked = reserved(strategy)
     strategy.close()
     assert asked.prompt is not None
     return asked.prompt.feed
@@ -315,6 +321,21 @@ def test_a_prompt_longer_than_a_pass_is_fed_in_parts(
         assert (answer.found, unfound(answer)) == ((found,), alone)
         passes = alone.forward_passes + alone.extra_passes + parts
         assert (engine.usage - before).forward_passes == passes
+
+
+def test_a_run_reserves_what_it_writes_itself_besides_its_prompt(engine: Engine) -> None:
+    """All of it until it has a lease, and without the prompt then, for which the tree answers. Its end is the strategy's."""
+    one = spec("sequential")
+    alone, strategy = reserved(one.strategy(TEXT)), one.strategy(TEXT)
+    run = share_prompt(strategy, engine.prefixes, "reserves")
+    first, second = reserved(run), run.send(None)
+    assert isinstance(second, Reserve)
+    size = len(prompt_of(one))
+    assert first.num_tokens == alone.num_tokens > size
+    assert second.num_tokens == alone.num_tokens - size
+    run.close()
+    with pytest.raises(StopIteration):
+        next(strategy)
 
 
 def test_a_strategy_without_a_prompt_stays_as_it_is() -> None:

@@ -57,6 +57,14 @@ def test_ranks_that_no_world_has_taken_go_at_once(slow: None, error: BaseExcepti
     assert is_gone(found[0].pid, 0.1)
 
 
+def test_ranks_that_do_not_start_in_time_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_START", 0.2)
+    others = processes.start_others(2, IMPORTS)
+    with pytest.raises(RanksFailed, match=r"did not start in 0\.2 s"):
+        others.meet()
+    assert is_gone(others.pid, 0.1)
+
+
 def test_what_a_world_has_taken_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         processes, "start_others", lambda size: Processes(f"{WORKS}:sleep_for_ever", size)

@@ -173,6 +173,27 @@ def test_memory_is_taken_for_words_rows_and_flags_apart(size: int) -> None:
     assert (rows, flags) == (2 * size * most * WIDTH * 2, size * most * 4)
 
 
+@pytest.mark.parametrize(
+    ("width", "usable", "reached", "trouble"),
+    [
+        (8, True, {0, 2}, ""),
+        (12, True, {0, 2}, "rows of 12 are not aligned"),
+        (8, False, {0, 2}, "no kernel for torch.bfloat16 on cuda:1"),
+        (8, True, {2}, "a GPU cannot reach another one's memory"),
+    ],
+)
+def test_trouble_that_is_known_before(
+    width: int, usable: bool, reached: set[int], trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the second of three: each of the others is to be reached, and no rank has to reach itself."""
+    three: Any = SimpleNamespace(size=3)
+    monkeypatch.setattr(finding.kernels, "usable", lambda x: usable)
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: None)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda _, other: other in reached)
+    device = torch.device("cuda", 1)
+    assert finding._trouble(three, width, torch.bfloat16, device) == trouble
+
+
 def test_on_a_cpu_nothing_is_tried() -> None:
     both = Two()
     find_peers(both, WIDTH, torch.float32, CPU)  # type: ignore[arg-type]

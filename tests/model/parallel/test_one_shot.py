@@ -13,9 +13,12 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
+from manyhands.model import layers
 from manyhands.model.kernels import one_shot
 from manyhands.model.kernels.norms import join
 from manyhands.model.kernels.one_shot import Meeting, meet
+from manyhands.model.layers import Form, Norm
+from manyhands.model.parallel.peers import Peers
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the kernels are compiled here, and run on the GPU only"
@@ -194,3 +197,45 @@ def test_residual_and_norms_are_those_of_two_launches(
     assert normed is not None
     assert torch.equal(total, expected[0])
     assert torch.equal(normed, expected[1])
+
+
+def joined(form: Form, is_post: bool, is_pre: bool) -> tuple[Peers, Tensor, Tensor, list[Any]]:
+    """Peers of rank 0 to whom rank 1 has pushed, rank 0's x, the sum of both, and the norms."""
+    torch.manual_seed(2)
+    ranks, parts = Ranks(2), parts_of(2, 3)
+    ranks.push(parts, 1)
+    norms = [
+        Norm(torch.nn.Parameter(torch.randn(WIDTH)), EPS, form) if is_there else None
+        for is_there in (is_post, is_pre)
+    ]
+    peers = Peers(ranks.meetings[0], torch.float32, ranks)
+    return peers, parts[0], parts[0] + parts[1], norms
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("form", [0, 1, 2])
+@pytest.mark.parametrize("is_post", [False, True])
+@pytest.mark.parametrize("is_pre", [False, True])
+def test_peers_join_as_layers_do(form: Form, is_post: bool, is_pre: bool) -> None:
+    """Without a norm behind it the sum stands for its own."""
+    peers, x, summed, norms = joined(form, is_post, is_pre)
+    residual = torch.randn(3, WIDTH)
+    found = peers.join(residual, x, *norms)
+    assert found is not None
+    expected = layers.join(residual, summed, *norms)
+    for one, other in zip(found, expected, strict=True):
+        # In float32; the order of a sum of 24 squares is another one.
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+    assert is_pre or found[1] is found[0]
+    assert peers.num_made == 1
+
+
+@torch.inference_mode()
+def test_peers_make_no_norms_of_two_forms() -> None:
+    """And count no sum then, for none was made."""
+    peers, x, summed, norms = joined(0, True, True)
+    norms[1].form = 2
+    assert peers.join(None, x, *norms) is None
+    assert peers.num_made == 0
+    assert torch.equal(peers.sum(x), summed)
+    assert peers.num_made == 1
