@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
+import sys
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -246,6 +249,26 @@ def test_runs_that_share_are_preempted_and_come_back() -> None:
     assert engine.pool.num_free_pages == engine.pool.num_pages
 
 
+def test_text_of_a_writer_that_goes_on_elsewhere_is_found_as_far_as_it_is_ordinary() -> None:
+    """Behind a finished block it goes on at a fresh one; what it wrote in both is a path then."""
+    tokens, (x, y, *_) = TEXT.encode("a prompt of its own"), TEXT.encode("!b")
+
+    def going_on() -> Strategy:
+        start, a, b = Block("prompt"), Block("a"), Block("b")
+        first = Row(View([start]), tokens)
+        yield Reserve(len(tokens) + 40, 4, prompt=first)
+        yield Step([first, Row(View([start, a]), (x, y), writer="a")])
+        a.freeze()
+        view = View([start, a, b])
+        yield Step([Row(view, (y,), writer="a")])
+        yield Step([Row(view, (x,), writer="a")])
+        return Answer("")
+
+    engine = small_engine()
+    engine.run(share_prompt(going_on(), engine.prefixes))
+    assert engine.prefixes.num_tokens == len(tokens) + 4
+
+
 def test_whatever_ends_a_run_gives_the_path_back() -> None:
     engine = small_engine()
     waiting = spec("hogwild", budget=10)
@@ -268,6 +291,25 @@ def lone(prompt: Row, *steps: Step) -> Strategy:
         tokens = yield step
         assert tokens is not None
     return Answer("")
+
+
+def test_a_run_that_is_collected_together_with_its_engine_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An error that holds both makes a circle of them; of such, weak references go before a run is closed."""
+    told: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda given: told.append(given.exc_value))
+    engine = small_engine()
+    run = shared(engine, spec("sequential"))
+    reserved(run)
+    run.send(None)  # it has its lease
+    circle: list[object] = [engine.prefixes, run]
+    circle.append(circle)
+    tree = weakref.ref(engine.prefixes)
+    del engine, run, circle
+    gc.collect()
+    assert tree() is None
+    assert told == []
 
 
 def test_a_strategy_that_does_not_keep_its_word_about_its_prompt() -> None:

@@ -458,8 +458,10 @@ class PrefixTree:
                 self._longest_idle = 64 + 2 * len(self._idle)
 
     def _drop(self, node: Node) -> None:
-        parent = node.parent() if node.parent is not None else None
-        assert parent is not None, "a root is never dropped"
+        assert node.parent is not None, "a root is never dropped"
+        parent = node.parent()
+        if parent is None:  # tree and run are collected together, as circles are: weak references go first
+            return
         assert node.is_idle_leaf, "a node in use is never dropped"
         del parent.children[node.tokens[0]]
         node.block = None
