@@ -460,7 +460,8 @@ class PrefixTree:
     def _drop(self, node: Node) -> None:
         assert node.parent is not None, "a root is never dropped"
         parent = node.parent()
-        if parent is None:  # tree and run are collected together, as circles are: weak references go first
+        # Where a circle holds the tree and a run, both are collected together, and weak references go first.
+        if parent is None:
             return
         assert node.is_idle_leaf, "a node in use is never dropped"
         del parent.children[node.tokens[0]]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from manyhands.model import kernels
 from manyhands.model.parallel import finding
 from manyhands.model.parallel.finding import find_peers
 from manyhands.model.parallel.peers import Peers
@@ -187,7 +188,7 @@ def test_trouble_that_is_known_before(
 ) -> None:
     """Of the second of three: each of the others is to be reached, and no rank has to reach itself."""
     three: Any = SimpleNamespace(size=3)
-    monkeypatch.setattr(finding.kernels, "usable", lambda x: usable)
+    monkeypatch.setattr(kernels, "usable", lambda x: usable)
     monkeypatch.setattr(torch, "empty", lambda *_, **__: None)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda _, other: other in reached)
     device = torch.device("cuda", 1)
