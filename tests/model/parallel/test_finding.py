@@ -18,7 +18,7 @@ from manyhands.model.parallel.peers import Peers
 from tests.model.parallel.threads import Meeting, ThreadCollectives
 
 CPU = torch.device("cpu")
-# What ranks ask of each other until they have each other's memory: three times whether all could.
+# Ranks ask this of each other until they have each other's memory: three times whether all could.
 FOUND = ["sum", "sum", "level", "sum"]
 WIDTH = 8
 
@@ -110,7 +110,7 @@ def test_sums_that_are_not_leave_the_process_group_its_work(
 def test_ranks_go_on_as_far_as_all_could(
     where: str, asked: list[str], is_own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What one of them lacks is left out by all, which make the same collectives up to there, and none behind."""
+    """A way that one of them lacks is left out by all, which make the same collectives up to there, and none behind."""
     found(monkeypatch, summed)
 
     def cannot(*_: object) -> str:
