@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
+import sys
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -60,12 +63,18 @@ def next_turn(one: RunSpec, answer: Answer) -> RunSpec:
     return one.asked(Conversation("And again?", said))
 
 
-def prompt_of(one: RunSpec) -> tuple[int, ...]:
-    """The tokens that its strategy feeds as the prompt."""
-    strategy = one.strategy(TEXT)
+def reserved(strategy: Strategy) -> Reserve:
+    """The first reservation that it asks for."""
     asked = next(strategy)
     while not isinstance(asked, Reserve):
         asked = strategy.send(Heard() if isinstance(asked, Listen) else None)
+    return asked
+
+
+def prompt_of(one: RunSpec) -> tuple[int, ...]:
+    """The tokens that its strategy feeds as the prompt."""
+    strategy = one.strategy(TEXT)
+    asked = reserved(strategy)
     strategy.close()
     assert asked.prompt is not None
     return asked.prompt.feed
@@ -240,6 +249,26 @@ def test_runs_that_share_are_preempted_and_come_back() -> None:
     assert engine.pool.num_free_pages == engine.pool.num_pages
 
 
+def test_text_of_a_writer_that_goes_on_elsewhere_is_found_as_far_as_it_is_ordinary() -> None:
+    """Behind a finished block it goes on at a fresh one; what it wrote in both is a path then."""
+    tokens, (x, y, *_) = TEXT.encode("a prompt of its own"), TEXT.encode("!b")
+
+    def going_on() -> Strategy:
+        start, a, b = Block("prompt"), Block("a"), Block("b")
+        first = Row(View([start]), tokens)
+        yield Reserve(len(tokens) + 40, 4, prompt=first)
+        yield Step([first, Row(View([start, a]), (x, y), writer="a")])
+        a.freeze()
+        view = View([start, a, b])
+        yield Step([Row(view, (y,), writer="a")])
+        yield Step([Row(view, (x,), writer="a")])
+        return Answer("")
+
+    engine = small_engine()
+    engine.run(share_prompt(going_on(), engine.prefixes))
+    assert engine.prefixes.num_tokens == len(tokens) + 4
+
+
 def test_whatever_ends_a_run_gives_the_path_back() -> None:
     engine = small_engine()
     waiting = spec("hogwild", budget=10)
@@ -262,6 +291,25 @@ def lone(prompt: Row, *steps: Step) -> Strategy:
         tokens = yield step
         assert tokens is not None
     return Answer("")
+
+
+def test_a_run_that_is_collected_together_with_its_engine_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An error that holds both makes a circle of them; of such, weak references go before a run is closed."""
+    told: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda given: told.append(given.exc_value))
+    engine = small_engine()
+    run = shared(engine, spec("sequential"))
+    reserved(run)
+    run.send(None)  # it has its lease
+    circle: list[object] = [engine.prefixes, run]
+    circle.append(circle)
+    tree = weakref.ref(engine.prefixes)
+    del engine, run, circle
+    gc.collect()
+    assert tree() is None
+    assert told == []
 
 
 def test_a_strategy_that_does_not_keep_its_word_about_its_prompt() -> None:
@@ -315,6 +363,21 @@ def test_a_prompt_longer_than_a_pass_is_fed_in_parts(
         assert (answer.found, unfound(answer)) == ((found,), alone)
         passes = alone.forward_passes + alone.extra_passes + parts
         assert (engine.usage - before).forward_passes == passes
+
+
+def test_a_run_reserves_what_it_writes_itself_besides_its_prompt(engine: Engine) -> None:
+    """All of it until it has a lease, and without the prompt then, for which the tree answers. Its end is the strategy's."""
+    one = spec("sequential")
+    alone, strategy = reserved(one.strategy(TEXT)), one.strategy(TEXT)
+    run = share_prompt(strategy, engine.prefixes, "reserves")
+    first, second = reserved(run), run.send(None)
+    assert isinstance(second, Reserve)
+    size = len(prompt_of(one))
+    assert first.num_tokens == alone.num_tokens > size
+    assert second.num_tokens == alone.num_tokens - size
+    run.close()
+    with pytest.raises(StopIteration):
+        next(strategy)
 
 
 def test_a_strategy_without_a_prompt_stays_as_it_is() -> None:

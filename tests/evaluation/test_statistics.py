@@ -65,6 +65,10 @@ def test_differences_are_taken_sample_by_sample() -> None:
     assert sure is not None
     assert sure.is_gain
     assert not sure.is_loss
+    turned = difference({str(n): 0.0 for n in range(9)}, {str(n): 1.0 for n in range(9)})
+    assert turned is not None
+    assert turned.is_loss
+    assert not turned.is_gain
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])

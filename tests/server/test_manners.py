@@ -265,6 +265,22 @@ def test_what_a_browser_asks_before_is_logged_and_counted(caplog: pytest.LogCapt
     assert 'manyhands_requests_total{route="preflight",status="400"} 1.0' in numbers
 
 
+@pytest.mark.parametrize(("method", "status"), [("OPTIONS", 405), ("GET", 200)])
+def test_a_request_of_a_named_site_that_asks_nothing_before_is_counted_once(
+    method: str, status: int
+) -> None:
+    """As what it is: a browser's question is an OPTIONS that names a method."""
+    place = Place("127.0.0.1", 0, drain=0.0, log=False, origins=("https://page.example",))
+    asks = {"Access-Control-Request-Method": "POST"} if method == "GET" else {}
+    with running(make_house(), place) as house:
+        given = {"Origin": "https://page.example", **asks}
+        answer = httpx2.request(method, f"{house.url}/health", headers=given)
+        assert answer.status_code == status
+        assert len(answer.headers.get_list("x-request-id")) == 1
+        assert soon(lambda: b'route="health"' in house.front.metrics.page())
+        assert b'route="preflight"' not in house.front.metrics.page()
+
+
 @pytest.mark.parametrize(
     "origin",
     [

@@ -465,8 +465,11 @@ class PrefixTree:
                 self._longest_idle = 64 + 2 * len(self._idle)
 
     def _drop(self, node: Node) -> None:
-        parent = node.parent() if node.parent is not None else None
-        assert parent is not None, "a root is never dropped"
+        assert node.parent is not None, "a root is never dropped"
+        parent = node.parent()
+        # Where a circle holds the tree and a run, both are collected together, and weak references go first.
+        if parent is None:
+            return
         assert node.is_idle_leaf, "a node in use is never dropped"
         del parent.children[node.tokens[0]]
         node.block = None

@@ -23,7 +23,10 @@ pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from manyhands.attention.prepared import Prepared
 from manyhands.attention.triton_backend import TritonBackend
+from manyhands.cache.block import Block
 from manyhands.cache.pages import Move
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
 from manyhands.engine import capacities, graphs
 from manyhands.engine.capacities import Wide
 from manyhands.engine.engine import Engine
@@ -38,6 +41,7 @@ from manyhands.engine.ranks.told import Following, Together, ToldRanks
 from manyhands.errors import RanksFailed, UnsupportedModel
 from manyhands.model.loading import load_adapter
 from manyhands.model.settings import ModelSettings
+from manyhands.replay.merged import merge_passes
 from tests.engine.ranks.models import small_folder
 from tests.engine.small import TOKENIZER, counting, finish, small_engine
 from tests.engine.test_graphs import Again, a_team_of, walking
@@ -207,6 +211,36 @@ def test_control_a_rank_that_is_not_handed_the_tokens_is_noticed(
     finish(two.engine, *runs)
     two.end()
     assert [run.result() for run in runs] != expected
+
+
+@pytest.mark.parametrize(
+    ("offset", "logit", "said"),
+    [
+        (0, 1.0, ""),
+        (1, 1.0, "rank 1 has made a pass of other integers than rank 0"),
+        (0, 1.0 + 2**-23, "rank 1 has other logits than rank 0, of equal integers"),
+    ],
+)
+@pytest.mark.parametrize("compares", [True, False])
+def test_control_what_ranks_compare_may_be_another(
+    offset: int, logit: float, said: str, compares: bool
+) -> None:
+    """By one integer, or by the last bit of one number; all ranks end of it. Without being asked they compare nothing."""
+    plan = merge_passes([Step([Row(View([Block()]), (1, 2, 3))])], 3).plan
+    numbers = torch.tensor([[1.0, 1.0], [1.0, logit]])
+
+    def launched(part: ThreadCollectives) -> str:
+        is_last = part.rank == 1
+        own = replace(plan, offsets=plan.offsets + (plan.offsets == 2) * offset * is_last)
+        others = Together(part, CPU, compares=compares)
+        try:
+            others.launched(own, numbers if is_last else torch.ones(2, 2))
+        except RanksFailed as error:
+            return str(error)
+        assert part.num_made == int(compares)
+        return ""
+
+    assert Meeting(2).run(launched) == [said if compares else ""] * 2
 
 
 def test_the_head_of_a_pass_is_begun_on_both(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from manyhands.engine.ranks import processes
 from manyhands.engine.ranks.executor import RankedExecutor
+from manyhands.engine.ranks.launched import Launched, launched, num_ranks
 from manyhands.engine.ranks.processes import LOG, Processes, started_beside
 from manyhands.engine.ranks.world import World
 from manyhands.errors import InvalidRequest, RanksFailed
@@ -56,6 +57,14 @@ def test_ranks_that_no_world_has_taken_go_at_once(slow: None, error: BaseExcepti
     assert is_gone(found[0].pid, 0.1)
 
 
+def test_ranks_that_do_not_start_in_time_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_START", 0.2)
+    others = processes.start_others(2, IMPORTS)
+    with pytest.raises(RanksFailed, match=r"did not start in 0\.2 s"):
+        others.meet()
+    assert is_gone(others.pid, 0.1)
+
+
 def test_what_a_world_has_taken_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         processes, "start_others", lambda size: Processes(f"{WORKS}:sleep_for_ever", size)
@@ -78,13 +87,45 @@ def test_one_rank_starts_nothing(slow: None, settings: ModelSettings) -> None:
         assert others is None
 
 
-def test_torchrun_has_started_them(slow: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has started this process as the first of two."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     for name, value in zip(names, ("0", "2", "2", "127.0.0.1", "1"), strict=True):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    with started_beside(ModelSettings("bundled")) as others:
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_torchrun_has_started_them(slow: None, torchrun: None, ranks: int | None) -> None:
+    settings = ModelSettings("bundled", ranks=ranks)
+    assert (launched(), num_ranks(settings)) == (Launched(0, 2, "127.0.0.1", 1), 2)
+    with started_beside(settings) as others:
         assert others is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("WORLD_SIZE", "1"), ("TORCHELASTIC_RUN_ID", None), ("RANK", None)]
+)
+def test_torchrun_has_started_this_process_alone_or_not_at_all(
+    torchrun: None, name: str, value: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other programs set such names, too."""
+    if value is None:
+        monkeypatch.delenv(name)
+    else:
+        monkeypatch.setenv(name, value)
+    assert (launched(), num_ranks(TWO), num_ranks(ModelSettings("bundled"))) == (None, 2, 1)
+
+
+def test_torchrun_has_started_others_than_were_asked_for(
+    torchrun: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InvalidRequest, match="ranks is 3, and torchrun has started 2"):
+        num_ranks(ModelSettings("bundled", ranks=3))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    with pytest.raises(InvalidRequest, match="2 ranks on several hosts, 1 on this one"):
+        launched()
 
 
 @pytest.mark.parametrize("device", ["cuda:1", "cuda"])

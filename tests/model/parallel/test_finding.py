@@ -11,12 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from manyhands.model import kernels
 from manyhands.model.parallel import finding
 from manyhands.model.parallel.finding import find_peers
 from manyhands.model.parallel.peers import Peers
 from tests.model.parallel.threads import Meeting, ThreadCollectives
 
 CPU = torch.device("cpu")
+# Ranks ask this of each other until they have each other's memory: three times whether all could.
+FOUND = ["sum", "sum", "level", "sum"]
 WIDTH = 8
 
 
@@ -68,7 +71,11 @@ def found(
     monkeypatch.setattr(finding, "_trouble", lambda *_: "")
     monkeypatch.setattr(finding, "_taken", lambda *_: torch.zeros(1))
     monkeypatch.setattr(finding, "_joined", lambda *_: peers)
-    monkeypatch.setattr(finding, "_draw_level", lambda *_: None)
+    monkeypatch.setattr(finding, "_draw_level", lambda group, _: group.asked.append("level"))
+    return tried(monkeypatch)
+
+
+def tried(monkeypatch: pytest.MonkeyPatch) -> Two:
     both = Two()
     cuda: Any = SimpleNamespace(type="cuda", index=0)
     monkeypatch.setattr(finding, "_all", lambda group, could, _: int(group.sum(int(could))) == 2)
@@ -93,7 +100,36 @@ def test_sums_that_are_not_leave_the_process_group_its_work(
     both, usual = found(monkeypatch, sums), found(monkeypatch, summed)
     assert both.peers is None
     assert both.about_peers == f"not through peers' memory: {reason}"
-    assert both.asked == usual.asked == [*["sum"] * 3, *["gather"] * 5, "sum"]
+    assert both.asked == usual.asked == [*FOUND, *["gather"] * 5, "sum"]
+
+
+@pytest.mark.parametrize(
+    ("where", "asked"), [("_trouble", FOUND[:1]), ("_taken", FOUND[:2]), ("_joined", FOUND)]
+)
+@pytest.mark.parametrize("is_own", [True, False], ids=["own", "others"])
+def test_ranks_go_on_as_far_as_all_could(
+    where: str, asked: list[str], is_own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A way that one of them lacks is left out by all, which make the same collectives up to there, and none behind."""
+    found(monkeypatch, summed)
+
+    def cannot(*_: object) -> str:
+        if where == "_trouble":
+            return "no way"
+        raise RuntimeError("no way\nof 300")
+
+    def could(two: Two, x: Tensor) -> Tensor:
+        two.asked.append("sum")
+        return x + int(len(two.asked) < len(asked))
+
+    if is_own:
+        monkeypatch.setattr(finding, where, cannot)
+    else:
+        monkeypatch.setattr(Two, "sum", could)
+    both = tried(monkeypatch)
+    assert (both.peers, both.asked) == (None, asked)
+    reason = "no way" if is_own else "another rank cannot"
+    assert both.about_peers == f"not through peers' memory: {reason}"
 
 
 def test_sums_of_many_tokens_that_are_not_right_leave_those_of_few(
@@ -115,9 +151,7 @@ def test_sums_of_many_tokens_that_are_not_right_leave_those_of_few(
     )
     assert (both.peers.many, both.peers.meeting.stop.item()) == (None, 0)
     assert tried == [*((256, n) for n in (1, 3, 256, 2, 1)), *((2048, n) for n in (65, 2048, 256))]
-    assert (
-        both.asked == usual.asked == [*["sum"] * 3, *["gather"] * 5, "sum", *["gather"] * 3, "sum"]
-    )
+    assert both.asked == usual.asked == [*FOUND, *["gather"] * 5, "sum", *["gather"] * 3, "sum"]
 
 
 def test_few_tokens_go_by_words_and_more_by_flags(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +172,27 @@ def test_memory_is_taken_for_words_rows_and_flags_apart(size: int) -> None:
     assert words == 2 * size * finding.PLACES * WIDTH * 4
     most = finding.PLACES_OF_TWO if size == 2 else 0
     assert (rows, flags) == (2 * size * most * WIDTH * 2, size * most * 4)
+
+
+@pytest.mark.parametrize(
+    ("width", "usable", "reached", "trouble"),
+    [
+        (8, True, {0, 2}, ""),
+        (12, True, {0, 2}, "rows of 12 are not aligned"),
+        (8, False, {0, 2}, "no kernel for torch.bfloat16 on cuda:1"),
+        (8, True, {2}, "a GPU cannot reach another one's memory"),
+    ],
+)
+def test_trouble_that_is_known_before(
+    width: int, usable: bool, reached: set[int], trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the second of three: each of the others is to be reached, and no rank has to reach itself."""
+    three: Any = SimpleNamespace(size=3)
+    monkeypatch.setattr(kernels, "usable", lambda x: usable)
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: None)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda _, other: other in reached)
+    device = torch.device("cuda", 1)
+    assert finding._trouble(three, width, torch.bfloat16, device) == trouble
 
 
 def test_on_a_cpu_nothing_is_tried() -> None:

@@ -5,14 +5,20 @@ On GPUs, with a process each: `tests/engine/ranks/test_on_gpus.py`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
+from manyhands.model import layers
+from manyhands.model.kernels import one_shot
 from manyhands.model.kernels.norms import join
 from manyhands.model.kernels.one_shot import Meeting, meet
+from manyhands.model.layers import Form, Norm
+from manyhands.model.parallel.peers import Peers
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the kernels are compiled here, and run on the GPU only"
@@ -133,6 +139,41 @@ def test_a_rank_that_never_comes_leaves_no_numbers(by_flags: bool) -> None:
     assert meet(ranks.meetings[0], None, parts[0], patience=1 << 30)[0].isnan().all()
 
 
+@WAYS
+def test_rows_may_lie_apart(by_flags: bool) -> None:
+    """As halves of wider ones do, those of the residual too. Without a norm none is given back."""
+    ranks = Ranks(2, by_flags=by_flags)
+    first, second, residual = (torch.randn(1, 3, 2 * WIDTH)[..., WIDTH:] for _ in range(3))
+    ranks.push([first, second])
+    total, normed = meet(ranks.meetings[0], residual, first, push=False)
+    assert torch.equal(total, first + second + residual)
+    assert normed is None
+
+
+@pytest.mark.parametrize("missing", [0, WIDTH - 1, None], ids=["first", "last", "flag"])
+def test_a_row_that_comes_late_is_waited_for(
+    missing: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes behind the hundredth look, and until then one of its words is missing, or its flag."""
+    ranks, parts = Ranks(2, by_flags=missing is None), parts_of(2, 1)
+    ranks.push(parts)
+    late = ranks.flags[0] if missing is None else ranks.buffers[0][1, 1, 0, missing]
+    came, looked, looks = late.clone(), one_shot._looked, 0
+
+    def looked_again(*given: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        if looks == 100:
+            late.copy_(came)
+        return looked(*given)
+
+    late.zero_()
+    monkeypatch.setattr(one_shot, "_looked", looked_again)
+    found = meet(ranks.meetings[0], None, parts[0], push=False, patience=1000)[0]
+    assert torch.equal(found, parts[0] + parts[1])
+    assert (looks, ranks.meetings[0].stop.item()) == (101, 0)
+
+
 @pytest.mark.parametrize("form", [0, 1, 2])
 @pytest.mark.parametrize("post", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -156,3 +197,45 @@ def test_residual_and_norms_are_those_of_two_launches(
     assert normed is not None
     assert torch.equal(total, expected[0])
     assert torch.equal(normed, expected[1])
+
+
+def joined(form: Form, is_post: bool, is_pre: bool) -> tuple[Peers, Tensor, Tensor, list[Any]]:
+    """Peers of rank 0 to whom rank 1 has pushed, rank 0's x, the sum of both, and the norms."""
+    torch.manual_seed(2)
+    ranks, parts = Ranks(2), parts_of(2, 3)
+    ranks.push(parts, 1)
+    norms = [
+        Norm(torch.nn.Parameter(torch.randn(WIDTH)), EPS, form) if is_there else None
+        for is_there in (is_post, is_pre)
+    ]
+    peers = Peers(ranks.meetings[0], torch.float32, ranks)
+    return peers, parts[0], parts[0] + parts[1], norms
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("form", [0, 1, 2])
+@pytest.mark.parametrize("is_post", [False, True])
+@pytest.mark.parametrize("is_pre", [False, True])
+def test_peers_join_as_layers_do(form: Form, is_post: bool, is_pre: bool) -> None:
+    """Without a norm behind it the sum stands for its own."""
+    peers, x, summed, norms = joined(form, is_post, is_pre)
+    residual = torch.randn(3, WIDTH)
+    found = peers.join(residual, x, *norms)
+    assert found is not None
+    expected = layers.join(residual, summed, *norms)
+    for one, other in zip(found, expected, strict=True):
+        # In float32; the order of a sum of 24 squares is another one.
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+    assert is_pre or found[1] is found[0]
+    assert peers.num_made == 1
+
+
+@torch.inference_mode()
+def test_peers_make_no_norms_of_two_forms() -> None:
+    """And count no sum then, for none was made."""
+    peers, x, summed, norms = joined(0, True, True)
+    norms[1].form = 2
+    assert peers.join(None, x, *norms) is None
+    assert peers.num_made == 0
+    assert torch.equal(peers.sum(x), summed)
+    assert peers.num_made == 1
