@@ -201,7 +201,7 @@ class _Effort:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """What is done within counts."""
+        """The time of a block of code counts."""
         begun = time.thread_time()
         yield
         self._seconds += time.thread_time() - begun
