@@ -121,7 +121,7 @@ def test_programs_of_the_model_are_run_if_that_is_allowed(cli: Cli, tmp_path: Pa
     (path,) = result_files(tmp_path)
     results = read_results(path)
     assert results.header.settings["end"]["answer"] == "code"
-    assert [record.repeat for record in results.records] == list(range(8)), "as in the paper"
+    assert sorted(record.repeat for record in results.records) == list(range(8)), "as in the paper"
     assert results.records[0].scores["3"]["explanation"] == "no program"
     useless = cli("eval", "--task", "arithmetic", "--allow-code", "--out", tmp_path)
     assert "--allow-code is not for --task arithmetic" in " ".join(useless.output.split())

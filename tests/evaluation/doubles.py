@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -43,3 +44,20 @@ class Doubles:
             return Score(1.0, b"2", "no JSON")  # type: ignore[arg-type]
         right = answer == str(sample.gold)
         return Score(float(right), answer, "right" if right else f"expected {sample.gold}")
+
+
+@dataclass(frozen=True)
+class Meets(Doubles):
+    """Gives no grade before two processes have been asked for one; `folder` is where they see each other."""
+
+    folder: str = ""
+
+    def grade(self, sample: Sample, answer: str | None, text: str) -> Score:
+        Path(self.folder, str(os.getpid())).touch()
+        until = time.monotonic() + 50
+        while len(os.listdir(self.folder)) < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+        met = len(os.listdir(self.folder)) >= 2
+        if answer == "die":
+            os._exit(3)
+        return Score(float(met), answer, "met" if met else "alone")

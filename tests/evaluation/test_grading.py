@@ -7,17 +7,29 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from manyhands.errors import InvalidRequest
-from manyhands.evaluation.grading import GraderFailed, Grading
+from manyhands.evaluation.grading import (
+    MOST_GRADERS,
+    GraderFailed,
+    Grading,
+    usual_graders,
+)
 from manyhands.evaluation.run import checked_samples
 from manyhands.schema.waits import LONGEST_WAIT
 from manyhands.tasks.graders import Score
-from tests.evaluation.doubles import Doubles
+from tests.evaluation.doubles import Doubles, Meets
+
+
+def only_process(grading: Grading) -> SpawnProcess:
+    (grader,) = grading._all
+    assert grader._process is not None
+    return grader._process
 
 
 def test_a_grader_that_misbehaves_is_replaced() -> None:
@@ -41,9 +53,7 @@ def test_a_grader_that_misbehaves_is_replaced() -> None:
             grading.grade(one, "bytes", "")
         assert grading.grade(one, "array", "") == Score(1.0, [0, 1], "two")  # type: ignore[arg-type]
         assert grading.grade(two, "4", "").explanation == "right"
-        process = grading._process
-        assert process is not None
-        pid = process.pid
+        pid = only_process(grading).pid
         assert pid is not None
         grading.seconds = 0.3
         start = time.monotonic()
@@ -92,9 +102,9 @@ def test_what_is_no_task_is_refused(given: Any) -> None:
 def test_a_grader_that_hangs_at_the_end_is_stopped() -> None:
     task = Doubles()
     with Grading(task) as grading:
-        pipe, process = grading._start(), grading._process
-        pipe.send((task.samples()[0], "hang", ""))
-    assert process is not None
+        grading.grade(task.samples()[0], "2", "")
+        process, (grader,) = only_process(grading), grading._all
+        grader._start().send((task.samples()[0], "hang", ""))
     assert process.exitcode == -signal.SIGKILL
 
 
@@ -105,12 +115,11 @@ def test_a_grader_outlives_signals_that_end_the_exam(number: signal.Signals) -> 
     one = task.samples()[0]
     with Grading(task, seconds=20) as grading:
         grading.grade(one, "2", "")
-        process = grading._process
-        assert process is not None
+        process = only_process(grading)
         assert process.pid is not None
         os.kill(process.pid, number)
         assert grading.grade(one, "2", "").value == 1
-        assert grading._process is process
+        assert only_process(grading) is process
 
 
 def test_a_task_that_cannot_travel_is_refused() -> None:
@@ -143,3 +152,81 @@ def test_a_process_that_cannot_be_started_says_why(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", refuse)
     with pytest.raises(RuntimeError, match="start a new process"), Grading(Doubles()) as grading:
         grading.grade(Doubles().samples()[0], "2", "")
+
+
+def test_answers_are_graded_by_several_processes_at_once(tmp_path: Path) -> None:
+    """Each grade waits for the other one: one process alone would wait for ever."""
+    task = Meets(folder=str(tmp_path))
+    with Grading(task, seconds=60, graders=2) as grading, grading.beside() as threads:
+        futures = [threads.submit(grading.grade, one, "2", "") for one in task.samples()[:2]]
+        assert [future.result().value for future in futures] == [1, 1]
+        assert len(grading._all) == 2
+
+
+def test_one_of_several_graders_that_dies_costs_its_own_answer(tmp_path: Path) -> None:
+    task = Meets(folder=str(tmp_path))
+    one, two = task.samples()[:2]
+    with Grading(task, seconds=60, graders=2) as grading:
+        with grading.beside() as threads:
+            dies, lives = (
+                threads.submit(grading.grade, one, "die", ""),
+                threads.submit(grading.grade, two, "2", ""),
+            )
+            with pytest.raises(GraderFailed, match=r"process died \(exit code 3\)"):
+                dies.result()
+            assert lives.result().value == 1
+        assert len(grading._all) == 2
+        for grader in tuple(grading._idle):
+            assert grader.grade(one, "2", "").value == 1
+
+
+def test_a_fast_grader_has_one_process() -> None:
+    task = Doubles()
+    with Grading(task, graders=8) as grading, grading.beside() as threads:
+        for sample in task.samples():
+            assert threads.submit(grading.grade, sample, str(sample.gold), "").result().value == 1
+        only_process(grading)
+
+
+def test_an_interrupt_ends_all_graders(tmp_path: Path) -> None:
+    task = Doubles()
+    with Grading(task, graders=2) as grading:
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt), grading.beside() as threads:  # noqa: PT012
+            futures = [threads.submit(grading.grade, one, "hang", "") for one in task.samples()[:3]]
+            while sum(each._ours is not None for each in tuple(grading._all)) < 2:
+                time.sleep(0.01)
+            raise KeyboardInterrupt
+        assert time.monotonic() - began < 30
+        assert futures[2].cancelled()
+        assert all(isinstance(each.exception(), GraderFailed) for each in futures[:2])
+        assert [each._process for each in grading._all] == [None, None]
+
+
+def test_an_interrupted_grade_is_not_taken_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The answer to the first question came to the second, where a program caught the interrupt and went on."""
+    task = Doubles()
+    one, two = task.samples()[:2]
+    with Grading(task) as grading:
+        grading.grade(one, "2", "")
+        (grader,) = grading._all
+        assert grader._ours is not None
+
+        def interrupted(self: object, seconds: float) -> bool:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(grader._ours), "poll", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                grading.grade(one, "2", "")
+        assert grading.grade(two, "5", "") == Score(0.0, "5", "expected 4")
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, "2", True])
+def test_how_many_graders_there_are(wrong: Any) -> None:
+    assert 1 <= usual_graders() == Grading(Doubles()).graders <= MOST_GRADERS
+    assert Grading(Doubles(), graders=3).graders == 3
+    with pytest.raises(InvalidRequest, match="graders is"):
+        Grading(Doubles(), graders=wrong)

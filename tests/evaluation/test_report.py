@@ -322,6 +322,28 @@ def test_nothing_to_report(tmp_path: Path) -> None:
         write_report(tmp_path, tmp_path / "page.html")
 
 
+def test_a_full_disk_leaves_the_earlier_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page that was cut short stood in its place, which a browser shows without a word."""
+    write(tmp_path, header(), records(0.5))
+    write_report(tmp_path, tmp_path / "report.html")
+    before = {each.name: each.read_bytes() for each in tmp_path.iterdir() if each.is_file()}
+    write(tmp_path, header("other"), records(0.7))
+
+    def cut_short(path: Path, text: str, **more: object) -> int:
+        path.write_bytes(text.encode()[:1000])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", cut_short)
+        with pytest.raises(OutputFailed, match=r"report\.html' cannot be written: No space left"):
+            write_report(tmp_path, tmp_path / "report.html")
+    after = {each.name: each.read_bytes() for each in tmp_path.iterdir() if each.is_file()}
+    assert after.keys() == before.keys()
+    assert after["report.html"] == before["report.html"]
+
+
 @pytest.mark.parametrize("name", ["page.html", "page.md", "page.csv", "page.json"])
 def test_what_is_no_report_is_not_replaced(name: str, tmp_path: Path) -> None:
     write(tmp_path, header(), [record()])

@@ -51,7 +51,10 @@ class Here(Grading):
 
 
 def take(path: Path, exam: Exam, head: Header | None = None) -> list[Moment]:
-    with Here(Doubles()) as grading, closing(RecordFile(path, head or header())) as file:
+    with (
+        Here(Doubles(), graders=1) as grading,
+        closing(RecordFile(path, head or header())) as file,
+    ):
         return list(examine(exam, file, grading))
 
 
@@ -211,7 +214,10 @@ def test_failures_count_and_can_be_tried_again(tmp_path: Path) -> None:
 def test_a_grader_that_fails_costs_one_sample(tmp_path: Path) -> None:
     answers = {**RIGHT, "d1": "hang", "d3": "raise"}
     path = tmp_path / "x.jsonl"
-    with Grading(Doubles(), seconds=0.5) as grading, closing(RecordFile(path, header())) as file:
+    with (
+        Grading(Doubles(), seconds=0.5, graders=1) as grading,
+        closing(RecordFile(path, header())) as file,
+    ):
         exam = Exam(Doubles(3).samples(), Says(answers.get), (8,))
         moments = list(examine(exam, file, grading))
     assert moments[-1].num_failures == 2
@@ -238,7 +244,7 @@ class Asks(Says):
 
 
 def test_answers_are_graded_while_the_others_are_given(tmp_path: Path) -> None:
-    """A slow grader would hold up the passes of all runs; records have the order of the answers."""
+    """A slow grader would hold up the passes of all runs; with one, records have the order of the answers."""
     candidate = Asks(RIGHT.get)
 
     class Waits(Grading):
@@ -247,7 +253,7 @@ def test_answers_are_graded_while_the_others_are_given(tmp_path: Path) -> None:
             return Doubles().grade(sample, answer, text)
 
     path = tmp_path / "x.jsonl"
-    with Waits(Doubles()) as grading, closing(RecordFile(path, header())) as file:
+    with Waits(Doubles(), graders=1) as grading, closing(RecordFile(path, header())) as file:
         *_, last = examine(Exam(Doubles().samples(), candidate, (8,)), file, grading)
     assert (last.done, last.accuracy) == (4, 1.0)
     assert [record.sample for record in records(path)] == ["d1", "d2", "d3", "d4"]
@@ -286,16 +292,23 @@ def test_a_candidate_is_not_far_ahead_of_its_grader(tmp_path: Path) -> None:
         given += 1
         return "2"
 
-    with Counts(Doubles()) as grading, closing(RecordFile(tmp_path / "x", header())) as file:
+    with (
+        Counts(Doubles(), graders=1) as grading,
+        closing(RecordFile(tmp_path / "x", header())) as file,
+    ):
         *_, last = examine(Exam(Doubles(60).samples(), Says(answer), (8,)), file, grading)
     assert last.done == 60
     assert MOST_UNGRADED - 2 <= max(ahead) <= MOST_UNGRADED + 2
 
 
-def test_an_exam_that_ends_early_waits_for_no_grade_and_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("graders", [1, 2])
+def test_an_exam_that_ends_early_waits_for_no_grade_and_goes_on(
+    tmp_path: Path, graders: int
+) -> None:
     path, began = tmp_path / "x.jsonl", 0.0
-    says = Says({**RIGHT, "d3": "hang"}.get)
-    with Grading(Doubles()) as grading:
+    hangs = {"d3": "hang"} if graders == 1 else dict.fromkeys(("d3", "d4", "d5"), "hang")
+    says = Says({**RIGHT, **hangs}.get)
+    with Grading(Doubles(), graders=graders) as grading:
         with closing(RecordFile(path, header())) as file:
             moments = examine(Exam(Doubles(6).samples(), says, (8,)), file, grading)
             while next(moments).done < 2:
@@ -303,12 +316,29 @@ def test_an_exam_that_ends_early_waits_for_no_grade_and_goes_on(tmp_path: Path) 
             began = time.monotonic()
             moments.close()
             assert time.monotonic() - began < 10
-        assert [record.sample for record in records(path)] == ["d1", "d2"]
+        assert sorted(record.sample for record in records(path)) == ["d1", "d2"]
         says = Says(RIGHT.get)
         with closing(RecordFile(path, header())) as file:
             *_, last = examine(Exam(Doubles(6).samples(), says, (8,)), file, grading)
     assert (last.done, last.accuracy, last.num_failures) == (6, 1.0, 0)
     assert says.asked == [(f"d{n}", 0) for n in range(3, 7)]
+
+
+def test_an_answer_is_on_record_while_a_slow_one_before_it_is_graded(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+
+    class First(Here):
+        def grade(self, sample: Sample, answer: str | None, text: str) -> Score:
+            until = time.monotonic() + 20
+            while sample.id == "d1" and len(records(path)) < 3 and time.monotonic() < until:
+                time.sleep(0.01)
+            return super().grade(sample, answer, text)
+
+    with First(Doubles(), graders=2) as grading, closing(RecordFile(path, header())) as file:
+        *moments, last = examine(Exam(Doubles().samples(), Says(RIGHT.get), (8,)), file, grading)
+    assert [record.sample for record in records(path)] == ["d2", "d3", "d4", "d1"]
+    assert [moment.done for moment in moments] == [0, 1, 2, 3]
+    assert (last.done, last.accuracy) == (4, 1.0)
 
 
 def test_a_source_that_was_changed_is_noticed(tmp_path: Path) -> None:

@@ -124,6 +124,11 @@ for _ in range(60):
             "messages[0].tool_calls is [{}]; this is not supported: there are no tools",
         ),
         (
+            {"messages": [{"role": "assistant", "content": None, "tool_calls": [{}]}]},
+            "messages[0].tool_calls",
+            "messages[0].tool_calls is [{}]; this is not supported: there are no tools",
+        ),
+        (
             {"messages": [{"role": "user", "contents": "a", "content": "a"}]},
             "messages[0].contents",
             "messages[0] has a field 'contents' that is not known",

@@ -549,6 +549,25 @@ def test_headers_that_are_too_long_and_come_at_once(
     assert (status, b"bad_http" in told) == (400, True)
 
 
+def test_a_preflight_whose_headers_are_too_long_is_refused_as_others_are() -> None:
+    """Browsers ask in front of the gate, whose limit of headers in one piece is theirs as well."""
+    site = "https://page.example"
+    place = Place("127.0.0.1", 0, drain=0.0, log=False, origins=(site,))
+    with running(make_house(header_bytes=8192), place) as house:
+        host = house.url.removeprefix("http://")
+        for long, status in ((4000, 200), (9000, 400)):
+            lines = [
+                f"OPTIONS {CHAT} HTTP/1.1",
+                f"Host: {host}",
+                f"Origin: {site}",
+                "Access-Control-Request-Method: POST",
+                f"Access-Control-Request-Headers: {'a' * long}",
+                "Connection: close",
+            ]
+            found, told = raw(house, ("\r\n".join(lines) + "\r\n\r\n").encode())
+            assert (found, b"larger than 8192 bytes" in told) == (status, status == 400)
+
+
 def test_what_is_no_http(guarded: House) -> None:
     for wrong in (b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"):
         status, told = raw(guarded, wrong + b"\r\n\r\n")

@@ -7,6 +7,7 @@ import json
 import random
 import re
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,7 @@ from manyhands import bundled
 from manyhands.errors import InvalidRequest, scarcity_of
 from manyhands.sandbox import Failed, Limits, Sandbox
 from manyhands.text import Text
-from manyhands.text.grammar import KINDS, Grammar, Matcher
+from manyhands.text.grammar import FIRST_SECONDS, KINDS, Grammar, Matcher
 from tests.text.small_tokenizers import byte_level, sentence_piece
 
 pytest.importorskip("llguidance", reason="the extra `structured` is not installed")
@@ -289,3 +290,62 @@ def test_a_model_that_is_let_go_of_takes_its_matchers_along() -> None:
     del matcher
     gc.collect()
     assert gone() is None
+
+
+def walked(matcher: Matcher, text: Text, most: int, seed: int = 1) -> int:
+    """Tokens at random that the masks allow, `most` at most."""
+    rng = random.Random(seed)
+    for number in range(most):
+        mask = int.from_bytes(matcher.mask(), "little")
+        allowed = [n for n in range(mask.bit_length()) if mask >> n & 1 and n not in text.eos]
+        if not allowed:
+            return number
+        matcher.take(rng.choice(allowed))
+        if matcher.is_over:
+            return number + 1
+    return most
+
+
+def test_a_grammar_that_reads_a_text_in_many_ways_is_refused_before_others_wait_long() -> None:
+    """Between two passes: it took 0.7 s a mask of the thirtieth token, and 3 s of the hundredth."""
+    text = TEXTS["bundled"]
+    matcher = Grammar("lark", "start: s\ns: /[0-9a-z ]/ | s s | s s s\n").matcher(text)
+    begun = time.thread_time()
+    with pytest.raises(InvalidRequest, match=r"cannot follow its grammar: .*oo many") as caught:
+        walked(matcher, text, 200)
+    assert "`s: X | s X`" in caught.value.hint
+    assert time.thread_time() - begun < 2
+
+
+def test_all_texts_of_a_request_share_the_time_of_its_masks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text, grammar = TEXTS["bundled"], Grammar("json_object")
+    monkeypatch.setattr("manyhands.text.grammar.FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("manyhands.text.grammar.MASK_SECONDS", 0.0)
+    first = grammar.matcher(text)
+    with pytest.raises(InvalidRequest, match=r"takes [0-9.]+ ms a token, and 0 ms is allowed"):
+        first.mask()
+    with pytest.raises(InvalidRequest, match="cannot follow its grammar"):
+        first.copy().mask()
+    monkeypatch.setattr("manyhands.text.grammar.FIRST_SECONDS", 0.25)
+    assert grammar.matcher(text).mask(), "another request has its own time"
+
+
+def test_ordinary_forms_stay_far_below_the_time_of_masks() -> None:
+    text = TEXTS["bundled"]
+    properties = {f"p{n}": {"type": ["string", "number", "null"]} for n in range(200)}
+    names = {"type": "object", "properties": {"a": {"enum": [f"name {n}" for n in range(1000)]}}}
+    for kind, rules, least in (
+        ("json_object", "", 300),
+        ("json_schema", json.dumps({"type": "object", "properties": properties}), 300),
+        ("json_schema", json.dumps({**names, "required": ["a"]}), 3),
+        ("choice", json.dumps([f"{n} {n * 7}" for n in range(1900)]), 2),
+        ("lark", 'start: e\ne: t (("+" | "-") t)*\nt: /[0-9]+/ | "(" e ")"\n', 300),
+        ("lark", "start: s\ns: /[0-9a-z ]/ | s /[0-9a-z ]/\n", 300),
+    ):
+        grammar = Grammar(kind, rules)
+        grammar.check()
+        matcher = grammar.matcher(text)
+        assert walked(matcher, text, 300) >= least, rules[:60]
+        assert matcher._effort._seconds < FIRST_SECONDS, "none has even begun to need its share"

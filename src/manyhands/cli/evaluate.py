@@ -91,7 +91,9 @@ def _examine(
     samples = exam.samples
     path = file_of(options.out, task.name, header.label)
     with (
-        Grading(task, options.grader_seconds or protocol.grader_seconds) as grading,
+        Grading(
+            task, options.grader_seconds or protocol.grader_seconds, options.graders
+        ) as grading,
         closing(RecordFile(path, replace(header, task=task.name))) as file,
         going_on(f"{path} has what is graded so far"),
     ):

@@ -11,6 +11,7 @@ from manyhands.cli.command import Chosen, options_of
 from manyhands.cli.options import SolveOptions
 from manyhands.cluster.settings import ClusterSettings
 from manyhands.evaluation.endpoint import EndpointOptions
+from manyhands.evaluation.grading import MOST_GRADERS
 from manyhands.evaluation.judge import RUBRICS
 from manyhands.evaluation.shared import SHARED_PREFIX, shared_method
 from manyhands.model.settings import ModelSettings
@@ -117,6 +118,13 @@ class EvalOptions(ModelSettings, EndpointChoice, ClusterSettings):
         at_least=0.01,
         at_most=LONGEST_WAIT,
         unset="the task's",
+        panel=_EXAM,
+    )
+    graders: int | None = setting(
+        None,
+        "Processes that grade, at most; one is started when all others are busy.",
+        at_least=1,
+        unset=f"the cores that it may use, {MOST_GRADERS} at most",
         panel=_EXAM,
     )
 

@@ -5,8 +5,6 @@ The page is made anew at every reload, so a run that is still being written show
 
 from __future__ import annotations
 
-import os
-import tempfile
 import webbrowser
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from manyhands.cli.options import ViewOptions
 from manyhands.cli.output import say
 from manyhands.errors import InvalidRequest, OutputFailed, place_or_room
 from manyhands.replay.trace import read_trace
+from manyhands.schema.whole import write_whole
 from manyhands.server.page import document
 from manyhands.server.view import records_of, serve_page
 
@@ -52,19 +51,7 @@ def _write(path: Path, page: str) -> None:
                 f"{str(path)!r} exists and is not a page of manyhands, so it is not replaced",
                 hint="give another name, or remove it first",
             )
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as file:
-            try:
-                file.write(page)
-                file.close()
-                umask = os.umask(0)
-                os.umask(umask)
-                Path(file.name).chmod(0o666 & ~umask)
-                os.replace(file.name, path)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+        write_whole(path, page)
     except OSError as error:
         raise OutputFailed(
             f"{str(path)!r} cannot be written: {error.strerror}",

@@ -249,7 +249,7 @@ class Door:
                 Route(RUNS, self._list_runs, methods=["GET"]),
                 Route("/{path:path}", self._forward, methods=["GET", "HEAD", "POST", "DELETE"]),
             ],
-            middleware=[*cors_of(origins), gate],
+            middleware=[*cors_of(origins, self.limits.header_bytes), gate],
             lifespan=lifespan,
             exception_handlers={Refusal: _refused, ManyhandsError: _refused},
         )

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.errors import InvalidRequest
 from manyhands.evaluation.summary import CurvePoint, Summary, baseline_of
+from manyhands.schema.whole import whole_file
 from manyhands.tasks.loading import INSTALL_EXAM
 from manyhands.text.clean import printable
 
@@ -101,8 +102,8 @@ def _wrapped(label: str, width: float) -> str:
 
 def save_png(figure: Figure, path: Path) -> None:
     """A picture for slides and papers, on white. All that is saved of it later lies as this does."""
-    with _any_script():
-        figure.savefig(path, dpi=160, facecolor="white", metadata={"Software": None})
+    with _any_script(), whole_file(path) as fresh:
+        figure.savefig(fresh, dpi=160, facecolor="white", metadata={"Software": None})
     figure.set_layout_engine("none")
 
 

@@ -46,6 +46,7 @@ from manyhands.evaluation.record import Key, read_results, result_files
 from manyhands.evaluation.results import TABLES, write_results
 from manyhands.evaluation.summary import NOT_JUDGED, Summary, baseline_of
 from manyhands.evaluation.transcript import Transcript, transcript_of
+from manyhands.schema.whole import write_whole
 from manyhands.text.clean import printable
 
 TEMPLATE = "report.html.jinja"
@@ -152,7 +153,7 @@ def write_report(
         for task, found in sorted(tasks.items()):
             pages = pages_of(found, _pages(out, written, show), most_pages if show else 0)
             chapters.append(_chapter(task, found, out, written, baseline, pages))
-        out.write_text(_page(chapters), encoding="utf-8")
+        write_whole(out, _page(chapters))
         written += write_results(
             out,
             [(c.task, s) for c in chapters for s in c.summaries],
@@ -193,7 +194,7 @@ def _pages(out: Path, written: list[Path], show: Callable[[Path], str] | None) -
             return None
         path = folder / trace.parent.parent.parent.name / trace.parent.name / f"{trace.stem}.html"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8")
+        write_whole(path, page)
         written.append(path)
         return quote(path.relative_to(out.parent).as_posix())
 

@@ -18,6 +18,7 @@ from typing import Any
 from manyhands.evaluation.losses import Comparison
 from manyhands.evaluation.reach import Reach
 from manyhands.evaluation.summary import Summary
+from manyhands.schema.whole import write_whole
 from manyhands.text.clean import printable
 
 Row = Mapping[str, Any]
@@ -64,7 +65,7 @@ def write_results(
     written = []
     for suffix, text in texts.items():
         path = page.with_suffix(suffix)
-        path.write_text(text, encoding="utf-8", newline="")
+        write_whole(path, text)
         written.append(path)
     return written
 

@@ -11,19 +11,19 @@ ones in passing (Hogwild! Inference, section 4.1). A question whose run failed, 
 the value 0 at every budget; it is on record with the reason and not asked again, unless that is wanted.
 Every record is on the disk before the next one is looked at, so a run may be killed at any moment.
 
-Answers are graded and put on record in a thread, one behind the other in the order in which they were given, while the candidate goes on.
-Up to `MOST_UNGRADED` answers wait. An exam that ends early has no record of those, and asks them again.
+Answers are graded in threads beside the candidate, which goes on, and each is put on record as soon as it has its grade. Up to
+`MOST_UNGRADED` answers wait for a grader. An exam that ends early has no record of those, and asks them again.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections import deque
-from collections.abc import Generator, Iterable, Sequence, Set
-from concurrent.futures import CancelledError, Future
+from collections.abc import Generator, Iterable, Iterator, Sequence, Set
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass
 from itertools import pairwise
+from threading import Lock
 from typing import Any
 
 from manyhands.errors import InvalidRequest
@@ -120,36 +120,50 @@ def examine(exam: Exam, file: RecordFile, grading: Grading) -> Generator[Moment,
     known = [file.records[one.key] for one in asked if one.key not in left]
     so_far = _SoFar(exam.budgets[-1], len(asked), known)
     yield so_far.moment()
-    waiting: deque[Future[Record]] = deque()
-    with grading.beside() as thread:
+    most = MOST_UNGRADED + grading.graders - 1
+    pending: list[Future[Record]] = []
+    with grading.beside() as threads:
         keeper = _Keeper(exam, file, grading)
         for answered in exam.candidate.answered(missing):
-            waiting.append(thread.submit(keeper.keep, answered))
-            while waiting and (waiting[0].done() or len(waiting) > MOST_UNGRADED):
-                yield so_far.with_one_more(waiting.popleft().result())
-        while waiting:
-            yield so_far.with_one_more(waiting.popleft().result())
+            pending.append(threads.submit(keeper.keep, answered))
+            for future in _ended(pending, most):
+                yield so_far.with_one_more(future.result())
+        for future in _ended(pending, 0):
+            yield so_far.with_one_more(future.result())
+
+
+def _ended(pending: list[Future[Record]], most: int) -> Iterator[Future[Record]]:
+    """Takes futures that have ended out of `pending`, and waits for more until it has `most` at most."""
+    while pending:
+        wait(pending, None if len(pending) > most else 0, FIRST_COMPLETED)
+        done = [future for future in pending if future.done()]
+        if not done:
+            return
+        pending[:] = [future for future in pending if future not in done]
+        yield from done
 
 
 class _Keeper:
-    """Grades answers and puts them on record at once, in the thread beside the exam: the next answer may be long in coming."""
+    """Grades answers and puts them on record at once, in threads beside the exam: the next answer may be long in coming."""
 
     def __init__(self, exam: Exam, file: RecordFile, grading: Grading) -> None:
         self.exam, self.file, self.grading = exam, file, grading
         self.before = time.perf_counter()
+        self._lock = Lock()  # of the file, and of what follows from the order of its lines
 
     def keep(self, answered: Answered) -> Record:
         """The record of an answer, on the disk. Raises CancelledError, and keeps nothing, where the exam has ended meanwhile."""
         scores, failure = _graded(answered, self.exam.budgets, self.grading)
-        if self.grading.is_given_up:
-            raise CancelledError
-        now = time.perf_counter()
-        record = _record(answered, scores, failure, now - self.before)
-        self.before = now
-        if answered.trace and failure is None:
-            value = record.value(self.exam.budgets[-1])
-            keep_trace(self.file.path, record.key, answered.trace, value)
-        self.file.append(record)
+        with self._lock:
+            if self.grading.is_given_up:
+                raise CancelledError
+            now = time.perf_counter()
+            record = _record(answered, scores, failure, now - self.before)
+            self.before = now
+            if answered.trace and failure is None:
+                value = record.value(self.exam.budgets[-1])
+                keep_trace(self.file.path, record.key, answered.trace, value)
+            self.file.append(record)
         return record
 
 

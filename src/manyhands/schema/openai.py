@@ -445,9 +445,19 @@ def read_shape(shape: type[Read], body: object) -> Read:
 def _invalid(
     shape: type[BaseModel], body: Mapping[str, Any], error: ValidationError
 ) -> InvalidField:
-    """The first mistake that pydantic found, in our words."""
+    """The first mistake that pydantic found, in our words.
+
+    A field that is refused comes before what is wrong beside it: a message with tools' calls has no content.
+    """
     errors = error.errors(include_url=False, include_context=False, include_input=False)
-    found = next((each for each in errors if each["type"] == _PART), errors[0])
+    first = errors[0]["loc"]
+    refusals = (
+        each
+        for each in errors
+        if each["type"] == "refused" and each["loc"][:-1] == first[: len(each["loc"]) - 1]
+    )
+    found = next((each for each in errors if each["type"] == _PART), None)
+    found = found or next(refusals, errors[0])
     place, value, field, names = _place(shape, body, found["loc"])
     if found["type"] == _PART:
         said = f"{_path(found['loc'])}{found['msg']}; this is not supported: there is text alone"

@@ -56,7 +56,7 @@ def make_app(
         return any(route.matches(scope)[0] is Match.FULL for route in routes)
 
     middleware = [
-        *cors_of(origins, front.metrics.answered),
+        *cors_of(origins, front.served.limits.header_bytes, front.metrics.answered),
         Middleware(
             Gate,
             keys=front.keys,

@@ -29,11 +29,16 @@ _USUAL = {"http": ":80", "https": ":443"}  # ports that no browser names
 
 
 def cors_of(
-    origins: Iterable[str], count: Callable[[str, int], None] = lambda route, status: None
+    origins: Iterable[str],
+    header_bytes: int,
+    count: Callable[[str, int], None] = lambda route, status: None,
 ) -> list[Middleware]:
-    """The layer in front of the gate for pages of these sites; none without any. `count` is told of every answer."""
+    """The layer in front of the gate for pages of these sites; none without any.
+
+    `header_bytes` bounds a preflight's headers, as the gate bounds those of others. `count` is told of every answer.
+    """
     named = [*origins]
-    return [Middleware(_Cors, named, count)] if named else []
+    return [Middleware(_Cors, named, header_bytes, count)] if named else []
 
 
 def check_origins(origins: Iterable[str]) -> None:
@@ -69,7 +74,13 @@ def check_hosts(hosts: Iterable[str]) -> None:
 class _Cors(CORSMiddleware):
     """Starlette's, whose answers to preflights are logged and counted."""
 
-    def __init__(self, app: ASGIApp, origins: list[str], count: Callable[[str, int], None]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        origins: list[str],
+        header_bytes: int,
+        count: Callable[[str, int], None],
+    ) -> None:
         super().__init__(
             app,
             allow_origins=origins,
@@ -77,7 +88,7 @@ class _Cors(CORSMiddleware):
             allow_headers=["*"],  # clients of OpenAI send many of their own
             expose_headers=["x-request-id", "x-manyhands-run", "retry-after", "x-should-retry"],
         )
-        self._count = count
+        self._header_bytes, self._count = header_bytes, count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a preflight, or hand the request on."""
@@ -87,7 +98,7 @@ class _Cors(CORSMiddleware):
             await super().__call__(scope, receive, send)
             return
         try:
-            check_arrival(scope, Headers(scope))
+            check_arrival(scope, Headers(scope), self._header_bytes)
         except Refusal:  # the gate says so, to a page of any site
             await self.app(scope, receive, send)
             return

@@ -112,8 +112,7 @@ class Gate:
 
     def _let_in(self, scope: Scope, headers: Headers) -> str:
         """The owner of a request. Raises a Refusal for one that may not come in."""
-        check_arrival(scope, headers)
-        self._check_length(scope)
+        check_arrival(scope, headers, self.limits.header_bytes)
         self._check_host(headers)
         method, path = scope["method"], scope["path"]
         is_reading = method in ("GET", "HEAD", "OPTIONS")
@@ -130,17 +129,6 @@ class Gate:
         if method in ("POST", "PUT", "PATCH") and self._takes(scope):
             self._check_body(headers)
         return owner or ""
-
-    def _check_length(self, scope: Scope) -> None:
-        """A limit of headers that came in one piece: the connection counts those alone that it has to wait for."""
-        target = len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
-        size = target + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
-        if size > self.limits.header_bytes:
-            raise Refusal(
-                400,
-                f"the request's headers are larger than {self.limits.header_bytes} bytes",
-                code="bad_http",
-            )
 
     def _check_host(self, headers: Headers) -> None:
         if self.hosts is None:
@@ -204,8 +192,10 @@ class Gate:
             LOG.info("request", extra={"line": line})
 
 
-def check_arrival(scope: Scope, headers: Headers) -> None:
-    """Raise a Refusal for a request whose connection is one too many, or that leaves open where it ends, whatever it asks for."""
+def check_arrival(scope: Scope, headers: Headers, header_bytes: int) -> None:
+    """Raise a Refusal for a request whose connection is one too many, that leaves open where it ends, or whose target and headers
+    have more than `header_bytes`, whatever it asks for.
+    """
     # Other servers than ours count their connections themselves.
     is_one_too_many = scope.get("state", {}).get("is_one_too_many")
     if is_one_too_many is not None and scope["path"] not in OPEN and is_one_too_many():
@@ -222,6 +212,15 @@ def check_arrival(scope: Scope, headers: Headers) -> None:
             "the request has both Content-Length and Transfer-Encoding; expected one of them",
             code="bad_http",
             headers={"Connection": "close"},
+        )
+    # Of headers that came in one piece: the connection counts those alone that it has to wait for.
+    target = len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
+    size = target + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+    if size > header_bytes:
+        raise Refusal(
+            400,
+            f"the request's headers are larger than {header_bytes} bytes",
+            code="bad_http",
         )
 
 

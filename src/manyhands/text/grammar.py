@@ -15,6 +15,10 @@ A grammar comes from whoever asks. Reading one may take minutes, and rules that 
 stack, which ends the process. So `check` reads it in a child under limits, with an eighth of the usual stack. It goes as far
 there as it will go here: the automaton is built, and two masks are made, each of which has taken what reading did not.
 
+Masks are made between two passes, where all runs wait for them. So one mask may look at `_MOST_ITEMS` places of the rules, and all
+masks of one request at as many as take `MASK_SECONDS` a token of this thread's time, behind `FIRST_SECONDS` that are free. A text that
+can be read in many ways needs more with every token, and is refused in the midst of it.
+
 Copies of a matcher share an automaton, which grows with every text and has a limit. A text that meets this limit goes on with an
 automaton of its own, so that no text fails for what others have written.
 """
@@ -23,9 +27,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
+import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -40,6 +47,16 @@ INSTALL_STRUCTURED = install_hint("structured")
 _BLANKS = r"[\x20\x0A\x0D\x09]{1,20}"
 LIMITS = Limits(seconds=3.0, memory_bytes=1 << 30)  # of reading a grammar
 _STACK = 1 << 20  # bytes for reading one in the child; a thread has 8 MiB
+# Of one request's masks: CPU time a token, and what is free before that is asked. Ordinary forms take 0.01 to 0.1 ms.
+MASK_SECONDS, FIRST_SECONDS = 0.001, 0.25
+_MOST_ITEMS = (
+    2500  # places in the rules that one mask may look at; a list of 2000 choices looks at as many
+)
+_SIMPLER = (
+    "Make the grammar simpler. Longest take rules that read one text in many ways, as `s: s s | X` does, and rules that name "
+    "themselves at their end, as `s: X | X s`: write `s: X | s X`."
+)
+_ITEMS = re.compile("too many items|items; max", re.IGNORECASE)  # in what the library says of that
 _KEPT = 16  # grammars that are known to be sound; of one model those that stay compiled
 _MATCHERS: weakref.WeakKeyDictionary[Text, dict[Grammar, Any]] = weakref.WeakKeyDictionary()
 _ACCEPTED: dict[Grammar, None] = {}
@@ -93,7 +110,7 @@ class Grammar:
     def new_matcher(self, text: Text) -> Matcher:
         """The same with an automaton of its own, which those share that are asked for from now on."""
         known = _MATCHERS.setdefault(text, {})
-        first = _library().LLMatcher(_tokenizer(text), self._compiled(), log_level=0)
+        first = _new_matcher(_tokenizer(text), self._compiled())
         first.compute_bitmask()  # the first takes longest: its asker waits for it here, and in a pass all runs would
         found = Matcher(first.deep_copy(), partial(self.new_matcher, text))
         known[self] = first
@@ -149,7 +166,7 @@ def refusal(kind: str, rules: str) -> str | None:
 def _why_not(compiled: str) -> str:
     """Why no text can begin so, "" if one can: tried with tokens of a byte, since a child has no model's tokenizer."""
     library = _library()
-    matcher = library.LLMatcher(library.LLTokenizer("byte"), compiled, log_level=0)
+    matcher = _new_matcher(library.LLTokenizer("byte"), compiled)
     for _ in range(2):
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
         if not mask or matcher.is_stopped():  # an error stops it, too
@@ -157,6 +174,12 @@ def _why_not(compiled: str) -> str:
         matcher.consume_token((mask & -mask).bit_length() - 1)
     error: str = matcher.get_error()
     return error
+
+
+def _new_matcher(tokenizer: Any, compiled: str) -> Any:
+    library = _library()
+    limits = library.LLParserLimits(step_max_items=_MOST_ITEMS)
+    return library.LLMatcher(tokenizer, compiled, log_level=0, limits=limits)
 
 
 def _keep_newest(known: dict[Grammar, Any]) -> None:
@@ -170,14 +193,50 @@ def _sandbox(process: int) -> Sandbox:
     return Sandbox("manyhands.text.grammar:refusal", LIMITS)
 
 
+class _Effort:
+    """CPU time that the texts of one request have taken to follow their grammar."""
+
+    def __init__(self) -> None:
+        self._seconds, self._num_tokens = 0.0, 0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """The time of a block of code counts."""
+        begun = time.thread_time()
+        yield
+        self._seconds += time.thread_time() - begun
+
+    def check(self) -> None:
+        """InvalidRequest where it is too much."""
+        if self._seconds > FIRST_SECONDS + MASK_SECONDS * self._num_tokens:
+            each = 1000 * self._seconds / max(1, self._num_tokens)
+            raise InvalidRequest(
+                f"the text cannot follow its grammar: to find what may come next takes {each:.1f} ms a token, and "
+                f"{1000 * MASK_SECONDS:g} ms is allowed",
+                hint=_SIMPLER,
+            )
+
+    def has_token(self) -> None:
+        """One more token was written."""
+        self._num_tokens += 1
+
+
 class Matcher:
-    """How far one text has come in its grammar. `renew` makes another one, at the beginning, with an automaton of its own."""
+    """How far one text has come in its grammar. `renew` makes another one, at the beginning, with an automaton of its own.
+
+    Copies are other texts of the same request, and share its `effort`.
+    """
 
     def __init__(
-        self, matcher: Any, renew: Callable[[], Matcher], tokens: Sequence[int] = ()
+        self,
+        matcher: Any,
+        renew: Callable[[], Matcher],
+        tokens: Sequence[int] = (),
+        effort: _Effort | None = None,
     ) -> None:
         self._matcher, self._renew = matcher, renew
         self._tokens = list(tokens)  # of the text
+        self._effort = effort or _Effort()
         self._raise_error()
 
     @property
@@ -187,28 +246,37 @@ class Matcher:
 
     def copy(self) -> Matcher:
         """Another one that has come as far: a grammar is compiled once for many texts."""
-        return Matcher(self._matcher.deep_copy(), self._renew, self._tokens)
+        return Matcher(self._matcher.deep_copy(), self._renew, self._tokens, self._effort)
 
     def mask(self) -> bytes:
-        """A bit for every token that may come next, the first one in the lowest bit of the first byte."""
-        mask: bytes = self._matcher.compute_bitmask()
+        """A bit for every token that may come next, the first one in the lowest bit of the first byte.
+
+        InvalidRequest where the request's masks take too long.
+        """
+        with self._effort.counted():
+            mask: bytes = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             self._come_anew()
             mask = self._matcher.compute_bitmask()
         self._raise_error()
+        self._effort.check()
         return mask
 
     def take(self, token: int) -> None:
         """Go on behind this token. InvalidRequest for one that the mask does not have."""
-        self._matcher.consume_token(token)
+        with self._effort.counted():
+            self._matcher.consume_token(token)
         if self._matcher.is_error():
             self._come_anew()
             self._matcher.consume_token(token)
             self._raise_error()
         self._tokens.append(token)
+        self._effort.has_token()
 
     def _come_anew(self) -> None:
-        """Come as far with an automaton that no other text has grown."""
+        """Come as far with an automaton that no other text has grown. InvalidRequest where that is not what is wrong."""
+        if _ITEMS.search(self._matcher.get_error()):
+            self._raise_error()
         self._matcher = self._renew()._matcher
         self._matcher.consume_tokens(self._tokens)
 
@@ -216,7 +284,7 @@ class Matcher:
         if self._matcher.is_error():
             raise InvalidRequest(
                 f"the text cannot follow its grammar: {_in_one_line(self._matcher.get_error())}",
-                hint="Make the grammar simpler.",
+                hint=_SIMPLER,
             )
 
 
