@@ -11,6 +11,7 @@ rank fails.
 from __future__ import annotations
 
 import json
+import select
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from multiprocessing.connection import Connection
@@ -103,6 +104,13 @@ class OtherEnd:
     def comes(self, seconds: float) -> bool:
         """Whether a message, or rank 0's end, comes in so many seconds."""
         return self.pipe.poll(seconds)
+
+    def check(self) -> None:
+        """Raise EOFError if rank 0 is gone. Nothing is taken from the pipe, and nothing is waited for."""
+        looks = select.poll()
+        looks.register(self.pipe.fileno(), 0)  # an end is told unasked
+        if looks.poll(0):
+            raise EOFError("rank 0 is gone")
 
     def report(self, **facts: Any) -> None:
         """Tell rank 0."""

@@ -82,7 +82,7 @@ class Follower:
         rank, size = self.heard.rank, self.heard.size
         self.device = take_device(kind, rank)
         self.heard.report(device=str(self.device))
-        self.collectives = join_group(kind, port, rank, size, self.device)
+        self.collectives = join_group(kind, port, rank, size, self.device, self.heard.check)
 
     def _load(self, arrays: Iterator[Ints]) -> None:
         self.settings = ModelSettings(**json.loads(text_of(next(arrays))))

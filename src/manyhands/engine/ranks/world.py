@@ -91,18 +91,18 @@ class World:
         self._has_ended = threading.Event()  # `end` is over
         check_no_group()  # behind this a group is ours, and goes with us
         kind = kind_of_group(device, self.size)
-        store = open_store(self.size)
-        port = np.array([store.port], dtype=np.int64)
+        self._store: Any = open_store(self.size)
+        port: int = self._store.port
         if processes is not None:
             processes.meet()
             self.seconds_starting = time.monotonic() - processes.began
         threading.Thread(target=self._watch, daemon=True).start()
         self._share_processors(kind)
         with self.whole():  # whatever goes wrong, this process has its processors back
-            self.told.tell(Verb.JOIN, ints_of(kind), port)
+            self.told.tell(Verb.JOIN, ints_of(kind), np.array([port], dtype=np.int64))
             self.device = take_device(kind, 0)
             self.answers()
-            self.collectives = join_group(kind, store.port, 0, self.size, self.device, store)
+            self.collectives = join_group(kind, port, 0, self.size, self.device, self.check)
 
     @classmethod
     def start(
@@ -258,6 +258,7 @@ class World:
         self.told.close()
         if self.processes is not None:
             self.processes.end()
+        self._store = None  # whoever still waits there, as a thread that joins, waits no longer
         if self._aborting is not None:
             self._aborting.join()  # NCCL's abort ends when the recordings are gone, or with the process
         with suppress(RuntimeError, ValueError):  # torch's, of a group that an abort has taken away
