@@ -840,6 +840,25 @@ def test_closing_cancels_what_is_under_way_and_what_waits() -> None:
     service.close()  # a second time it does nothing
 
 
+def test_runs_are_told_of_the_end_in_the_order_in_which_they_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those under way were told in the order of their addresses."""
+    told: list[Handle] = []
+    right = Handle._publish
+
+    def published(handle: Handle, *args: Any) -> None:
+        if len(args) > 1:
+            told.append(handle)
+        right(handle, *args)
+
+    monkeypatch.setattr(Handle, "_publish", published)
+    service = Service(scheduler(), max_live=40)
+    handles = [begun(service.submit(endless())) for _ in range(20)]
+    service.close()
+    assert told[:20] == handles
+
+
 def test_closing_may_wait_for_what_there_is() -> None:
     service = Service(scheduler(), max_live=1)
     handles = [service.submit(counting((1,), n)) for n in (50, 2, 3)]
