@@ -33,6 +33,7 @@ from manyhands.errors import (
     DeadlineExceeded,
     InvalidRequest,
     OutOfMemory,
+    RanksFailed,
     RunCancelled,
     ServiceStopped,
 )
@@ -845,18 +846,25 @@ def test_runs_are_told_of_the_end_in_the_order_in_which_they_began(
 ) -> None:
     """Those under way were told in the order of their addresses."""
     told: list[Handle] = []
-    right = Handle._publish
+    right, breaks = Handle._publish, threading.Event()
 
-    def published(handle: Handle, *args: Any) -> None:
-        if len(args) > 1:
+    def published(handle: Handle, events: Any, outcome: Any = None) -> None:
+        if outcome is not None:
             told.append(handle)
-        right(handle, *args)
+        right(handle, events, outcome)
+
+    def breaking(step: Step) -> tuple[int, ...]:
+        if breaks.is_set():
+            raise RanksFailed("rank 1 of 2 has ended")
+        return predict(step)
 
     monkeypatch.setattr(Handle, "_publish", published)
-    service = Service(scheduler(), max_live=40)
-    handles = [begun(service.submit(endless())) for _ in range(20)]
-    service.close()
-    assert told[:20] == handles
+    with Service(scheduler(breaking), max_live=40) as service:
+        handles = [begun(service.submit(endless())) for _ in range(20)]
+        breaks.set()
+        with pytest.raises(ServiceStopped, match="RanksFailed"):
+            handles[-1].result(SOON)
+    assert told == handles
 
 
 def test_closing_may_wait_for_what_there_is() -> None:

@@ -360,9 +360,7 @@ class Service(OfOneProcess):
         self._process = Here.number
         self._changed = threading.Condition()
         self._waiting: OrderedDict[Handle, Strategy] = OrderedDict()
-        self._live: dict[
-            Handle, None
-        ] = {}  # in the order in which they began, as they are told of an end
+        self._live: dict[Handle, None] = {}  # in their order, in which they are told of an end
         self._stops: dict[Handle, ManyhandsError] = {}  # live ones to be cancelled, and why
         self._soonest = math.inf  # no deadline of a waiting run is sooner
         self._takes_runs = True

@@ -297,7 +297,7 @@ def late_group(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[s
         story.append("joined")
 
     monkeypatch.setattr(group_of_ranks, "Store", lambda *_, **__: None)
-    monkeypatch.setattr(group_of_ranks.dist, "init_process_group", joined)
+    monkeypatch.setattr(torch.distributed, "init_process_group", joined)
     monkeypatch.setattr(group_of_ranks, "leave_group", lambda: story.append("left"))
     return comes, story
 
