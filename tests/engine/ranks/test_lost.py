@@ -338,6 +338,18 @@ def test_another_rank_that_joins_sees_that_rank_0_is_gone(
     late_group[0].set()
 
 
+def test_an_error_of_ours_in_a_pass_that_is_begun_ahead_is_a_lost_rank() -> None:
+    """The others have been told, and wait in its sums."""
+
+    def begin(*_: object) -> None:
+        raise InvalidRequest("it cannot be")
+
+    executor: Any = object.__new__(RankedExecutor)
+    executor.passes = SimpleNamespace(begin=begin)
+    with pytest.raises(RanksFailed, match="it cannot be"):
+        executor._begun_pass(None, None)
+
+
 def test_a_network_of_uneven_numbers_is_a_lost_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others wait in the midst of the pass that failed here: it was an error of ours, and they were left there."""
     executor: Any = object.__new__(RankedExecutor)

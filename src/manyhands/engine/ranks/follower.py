@@ -119,6 +119,9 @@ class Follower:
     def _launch(self, arrays: Iterator[Ints]) -> None:
         self.executor.passes.launch(unpack_plan(arrays), unpack_targets(arrays))
 
+    def _launch_late(self, arrays: Iterator[Ints]) -> None:
+        self.executor.passes.launch_late(unpack_plan(arrays))
+
     def _ask_room(self, arrays: Iterator[Ints]) -> None:
         self.graphs.have_to_spare(int(next(arrays)[0]))
 

@@ -10,7 +10,8 @@ every later one does. NCCL does not let go of a group while a graph that has rec
 go first (`recorded`), also out of the frames of an error, which hold the one that was replayed. A verb that asks NCCL for
 another sum while it aborts waits for the end of that, and would keep the recordings: after a second they are dropped from
 beside it. A group that is lost is never left in the ordinary way before it is aborted: that waits for the device, and keeps
-the abort from the group. If the device cannot be freed in `LONGEST_END` seconds, the process says why and ends.
+the abort from the group. While all join the group torch waits where nothing reaches it: a thread of its own joins (`group.py::join_group`),
+and is left behind where a rank is gone. If the device cannot be freed in `LONGEST_END` seconds, the process says why and ends.
 """
 
 from __future__ import annotations
