@@ -1,4 +1,4 @@
-"""What waits to be heard is bounded, at every door of a run, and so is what it is told in its life."""
+"""Words that wait to be heard are bounded, at every door of a run, and so are all that it is told in its life."""
 
 from __future__ import annotations
 

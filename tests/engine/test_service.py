@@ -844,7 +844,7 @@ def test_closing_cancels_what_is_under_way_and_what_waits() -> None:
 def test_runs_are_told_of_the_end_in_the_order_in_which_they_began(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Those under way were told in the order of their addresses."""
+    """Runs under way were told in the order of their addresses."""
     told: list[Handle] = []
     right, breaks = Handle._publish, threading.Event()
 

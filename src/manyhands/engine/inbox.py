@@ -1,4 +1,4 @@
-"""What was said to a run and not heard yet, within bounds.
+"""Words that were said to a run and not heard yet, within bounds.
 
 Anybody who may speak to a run may do so as often as he likes, and a run hears nothing while it waits for its turn or for memory,
 reads a long prompt, or answers. So what waits is bounded, and so is all that a run is told in its life: what it has heard stands
@@ -25,7 +25,7 @@ class Inbox:
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """Those that wait."""
+        """The items that wait."""
         return tuple(self._items)
 
     def put(self, item: Item) -> None:

@@ -259,7 +259,7 @@ class World:
         self.told.close()
         if self.processes is not None:
             self.processes.end()
-        self._store = None  # whoever still waits there, as a thread that joins, waits no longer
+        self._store = None  # a thread that still waits there to join waits no longer
         if self._aborting is not None:
             self._aborting.join()  # NCCL's abort ends when the recordings are gone, or with the process
         with suppress(RuntimeError, ValueError):  # torch's, of a group that an abort has taken away
