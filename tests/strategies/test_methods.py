@@ -238,7 +238,7 @@ def test_a_total_bounds_what_is_reserved(method: Method, total: int) -> None:
     bounded = played(400, total, held)
     assert max(held) <= bounded
     free = played(400, None, [])
-    if method.name != "profiled":  # whose parts have a bound of their own
+    if method.name != "profiled":  # its parts have a bound of their own
         assert bounded < free
     assert played(400, 10**6, []) == free
 
