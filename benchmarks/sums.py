@@ -58,7 +58,7 @@ def follow(heard: OtherEnd) -> None:
     kind, port = text_of(next(arrays)), int(next(arrays)[0])
     device = take_device(kind, heard.rank)
     heard.report(device=str(device))
-    collectives = join_group(kind, port, heard.rank, heard.size, device)
+    collectives = join_group(kind, port, heard.rank, heard.size, device, heard.check)
     measure(collectives, device, lambda kind, **line: None)
     assert heard.next()[0] == Verb.END
     leave_group()

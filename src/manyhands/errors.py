@@ -161,7 +161,7 @@ class RanksFailed(ManyhandsError):
 
 
 class Busy(ManyhandsError):
-    """A service has as many runs as it takes; ask again later."""
+    """A service has as many runs as it takes, or as many words wait for a run as may; ask again later."""
 
 
 class DeadlineExceeded(ManyhandsError):

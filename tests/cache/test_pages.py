@@ -552,7 +552,7 @@ class Shelf:
 def test_a_keeper_makes_room_for_a_step() -> None:
     pool = PagePool(4, 2)
     shelf = Shelf(grown(pool, 4), grown(pool, 3))
-    pool.keepers.add(shelf)
+    pool.keepers[shelf] = None
     assert pool.num_pages_in_use_by_keepers == 2
     new = Block()
     pool.reserve([(new, 3)])

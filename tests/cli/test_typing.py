@@ -22,6 +22,7 @@ from manyhands.cli.outcome import Outcome
 from manyhands.cli.running import drive
 from manyhands.cli.solve import finish
 from manyhands.cli.talking import COMMANDS, GUEST, HELP, HINT, TypedLines, own_name
+from manyhands.engine.inbox import Inbox
 from manyhands.errors import InvalidRequest
 from manyhands.prompts import TeamPrompt
 from manyhands.replay.trace import parse_trace, read_trace, record
@@ -134,6 +135,20 @@ def test_keys_become_lines(keys: tuple[bytes, ...], lines: list[str], text: str)
 def talk(said: list[Item], say: Callable[[Item], None] | None = None) -> TypedLines:
     account = Account(("Alice", "Bob"))
     return TypedLines(account, say or said.append, "Dana")
+
+
+def test_words_that_a_run_has_no_room_for_are_a_note() -> None:
+    inbox = Inbox()
+    dana = talk([], inbox.put)
+    for _ in range(4):
+        dana.take("x" * 99_000)
+        assert dana.note == HINT
+    dana.take("x" * 99_000)
+    assert dana.note.startswith(
+        "495520 characters would wait to be heard by the run; expected at most"
+    )
+    assert "once the run has heard what waits" in dana.note
+    assert len(inbox.items) == 4
 
 
 def test_words_and_commands() -> None:

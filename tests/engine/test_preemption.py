@@ -250,7 +250,7 @@ def test_what_any_run_reserved_fits_beside_the_prefixes_in_use(
 ) -> None:
     """Though more is promised than there is: ten pages, of which a run that is certain has seven."""
     pool, queues, keeper = PagePool(10), new_queues(), Keeping()
-    pool.keepers.add(keeper)  # type: ignore[arg-type]
+    pool.keepers[keeper] = None  # type: ignore[index]
     books = Preemption(pool, lambda past, blocks: None, 3.0, queues)
     certain, new = (Run(counting((1,), 5), queues) for _ in range(2))
     books.reserve(certain, 7)

@@ -33,6 +33,7 @@ from manyhands.errors import (
     DeadlineExceeded,
     InvalidRequest,
     OutOfMemory,
+    RanksFailed,
     RunCancelled,
     ServiceStopped,
 )
@@ -838,6 +839,32 @@ def test_closing_cancels_what_is_under_way_and_what_waits() -> None:
     with pytest.raises(ServiceStopped, match="was closed"):
         service.submit(endless())
     service.close()  # a second time it does nothing
+
+
+def test_runs_are_told_of_the_end_in_the_order_in_which_they_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Runs under way were told in the order of their addresses."""
+    told: list[Handle] = []
+    right, breaks = Handle._publish, threading.Event()
+
+    def published(handle: Handle, events: Any, outcome: Any = None) -> None:
+        if outcome is not None:
+            told.append(handle)
+        right(handle, events, outcome)
+
+    def breaking(step: Step) -> tuple[int, ...]:
+        if breaks.is_set():
+            raise RanksFailed("rank 1 of 2 has ended")
+        return predict(step)
+
+    monkeypatch.setattr(Handle, "_publish", published)
+    with Service(scheduler(breaking), max_live=40) as service:
+        handles = [begun(service.submit(endless())) for _ in range(20)]
+        breaks.set()
+        with pytest.raises(ServiceStopped, match="RanksFailed"):
+            handles[-1].result(SOON)
+    assert told == handles
 
 
 def test_closing_may_wait_for_what_there_is() -> None:

@@ -165,6 +165,30 @@ def test_a_person_may_speak_at_once(anna: httpx2.Client) -> None:
     anna.delete(f"/v1/runs/{deaf}")
 
 
+def test_words_to_a_run_that_waits_are_bounded() -> None:
+    """A client could have the server keep as many as it liked. What was taken is heard when the run begins."""
+    word = {"item": "Said", "text": "1 " * 44_999 + "11", "author": "Dana"}
+    slow = make_house(Model(seconds=0.01), live_runs=1, waiting_runs=1)
+    with running(slow) as house, client(house) as anna:
+        first, run = begun(anna, budget=4000), begun(anna, budget=20)
+        url = f"/v1/runs/{run}/messages"
+        statuses = [anna.post(url, json=word).status_code for _ in range(4)]
+        assert statuses == [202] * 4
+        refused = anna.post(url, json=word)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "2")
+        error = refused.json()["error"]
+        assert error["type"] == "rate_limit_error"
+        assert (
+            "450520 characters would wait to be heard by the run; expected at most 400000"
+            in error["message"]
+        )
+        assert "once the run has heard what waits" in error["message"]
+        anna.delete(f"/v1/runs/{first}")
+        assert soon(lambda: anna.post(url, json={"item": "AnswerNow"}).status_code == 202)
+        found = json.dumps(list(records(anna, run).values()))
+        assert found.count("RequestRefused") + found.count("PersonSpoke") >= 4
+
+
 def test_a_person_speaks_and_workers_come_and_go(anna: httpx2.Client) -> None:
     run = begun(anna, budget=4000)
     records(anna, run, most=3)

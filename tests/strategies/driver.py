@@ -143,6 +143,21 @@ def play(
             num_passes += not {"finisher", "reply"} & set(played.passes[-1].writers)
 
 
+def holding(strategy: Strategy, held: list[int]) -> Strategy:
+    """The same strategy. `held`: the tokens of all that the rows of each step read and feed."""
+    sent: Sent = None
+    while True:
+        try:
+            asked = strategy.send(sent)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        if isinstance(asked, Step):
+            blocks = {block for row in asked.rows for block in row.view.blocks}
+            fed = sum(len(row.feed) for row in asked.rows)
+            held.append(fed + sum(block.num_tokens for block in blocks))
+        sent = yield asked
+
+
 def feed(step: Step) -> tuple[SeenRow, ...]:
     """Feed all rows of a step, then look at what each of them sees."""
     for row in step.rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,16 @@ from manyhands.errors import InvalidRequest
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.listening import Heard, Listen
 from manyhands.strategies.settings import Away, EndSettings, TeamSettings
-from tests.strategies.driver import PROMPT, Dice, Played, Scripts, SeenRow, play, small_text
+from tests.strategies.driver import (
+    PROMPT,
+    Dice,
+    Played,
+    Scripts,
+    SeenRow,
+    holding,
+    play,
+    small_text,
+)
 
 TEXT = small_text()
 SAMPLED = Choice(temperature=0.7, top_p=0.9)
@@ -129,6 +139,41 @@ def test_what_is_reserved_suffices_for_ordinary_steps(workers: int, layout: str)
     (reserved,) = played.reserved
     assert fed <= reserved.num_tokens
     assert reserved.num_tokens < 3 * fed + 2 * 600
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_a_team_that_fills_the_context_holds_what_it_has_reserved_and_no_more(number: int) -> None:
+    """It reserved the context twice. Steps of any length, prompts encoded again, snapshots, endings that read all anew."""
+    luck = random.Random(number)
+    workers, layout = luck.choice((1, 2, 3, 5)), luck.choice(list(LAYOUTS))
+    moves = "rotate" if layout == "contiguous" else luck.choice(("rotate", "reencode"))
+    is_anew = number % 3 == 0
+    end = EndSettings(reply_tokens=8, finisher_tokens=6, reencode=is_anew)
+    team = TeamSettings(
+        workers=workers,
+        layout=layout,
+        moves=moves,
+        budget=900,
+        check_every=luck.choice((0, 20)),
+        snapshots=luck.choice(((), (20, 40))),
+        end=end,
+    )
+    context, held = luck.choice((400, 600, 900)), list[int]()
+    strategy = hogwild("2+3", TEXT, team, PROMPT, context=context)
+    dice = Dice(TEXT, boxes=0, ends=0)
+    box = TEXT.encode("\\boxed{8")[0]
+    dice.tokens = [token for token in dice.tokens if token != box]
+    played = play(holding(strategy, held), dice)
+    (reserved,) = played.reserved
+    assert played.answer.finish_reason == "context"
+    assert max(held) <= reserved.num_tokens
+    marker = len(TEXT.words(PROMPT.more_to_come))
+    slack = (
+        2 * workers * marker + 30 * workers
+    )  # copies and stands of the marker; a pass in which all begin a step
+    if not is_anew:
+        assert reserved.num_tokens <= context + workers * marker
+        assert max(held) >= reserved.num_tokens - slack
 
 
 def test_default_settings_run() -> None:

@@ -24,7 +24,7 @@ from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.settings import AttemptSettings, Settings, SharedSettings, SoloSettings
 from manyhands.strategies.shared_prefix import shared_prefix
 from manyhands.text import Text
-from tests.strategies.driver import Dice, Played, Scripts, feed, play, small_text
+from tests.strategies.driver import Dice, Played, Scripts, feed, holding, play, small_text
 from tests.text.small_tokenizers import byte_level
 
 TEXT = Text(byte_level())
@@ -204,21 +204,6 @@ _SIZES = (
 )
 
 
-def holding(strategy: Strategy, held: list[int]) -> Strategy:
-    """The same strategy. `held`: the tokens of all that the rows of each step read and feed."""
-    sent: Sent = None
-    while True:
-        try:
-            asked = strategy.send(sent)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        if isinstance(asked, Step):
-            blocks = {block for row in asked.rows for block in row.view.blocks}
-            fed = sum(len(row.feed) for row in asked.rows)
-            held.append(fed + sum(block.num_tokens for block in blocks))
-        sent = yield asked
-
-
 @pytest.mark.parametrize("number", range(4))
 def test_no_method_holds_more_than_it_has_reserved(method: Method, number: int) -> None:
     """Of whatever size its parts are, and if nothing ends by itself."""
@@ -234,6 +219,28 @@ def test_no_method_holds_more_than_it_has_reserved(method: Method, number: int) 
     played = play(holding(strategy, held), Dice(text, boxes=0, ends=0))
     (reserved,) = played.reserved
     assert max(held) <= reserved.num_tokens
+
+
+@pytest.mark.parametrize("total", [1, 20, 45])
+def test_a_total_bounds_what_is_reserved(method: Method, total: int) -> None:
+    """A request with `max_tokens` has one: it reserved for its whole budget, and others waited for memory that it could not use."""
+    prompt, text = getattr(Prompts(), method.prompt), small_text()
+
+    def played(budget: int, total: int | None, held: list[int]) -> int:
+        settings = method.settings(budget=budget)
+        end = replace(settings.end, reply_tokens=60, finisher_tokens=6, total=total)
+        settings = replace(settings, end=end)
+        strategy = method.make("3 + 2", text, settings, prompt, context=None)
+        (reserved,) = play(holding(strategy, held), Dice(text, boxes=0, ends=0)).reserved
+        return reserved.num_tokens
+
+    held = list[int]()
+    bounded = played(400, total, held)
+    assert max(held) <= bounded
+    free = played(400, None, [])
+    if method.name != "profiled":  # its parts have a bound of their own
+        assert bounded < free
+    assert played(400, 10**6, []) == free
 
 
 @pytest.mark.parametrize("rows", [1, 3, 256])

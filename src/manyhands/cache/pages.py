@@ -165,7 +165,8 @@ class PagePool:
         self.page_size = page_size
         self._free = list(range(num_pages - 1, -1, -1))  # a stack: low pages are used first
         self._places: dict[weakref.ref[Block], Place] = {}
-        self.keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
+        # In the order in which they came, which is that in which they are asked for room.
+        self.keepers: weakref.WeakKeyDictionary[Keeper, None] = weakref.WeakKeyDictionary()
         self._gone: list[weakref.ref[Block]] = []  # blocks that died, until their pages are freed
         self._moves: list[Move] = []  # owed: found by `join`, not made yet
         self._spares: dict[Strip, None] = {}  # strips with an empty page

@@ -280,8 +280,10 @@ class Planner:
         self.max_positions = max_positions
         self._key = object()  # of the notes of views, each of which is its reader
         self._trunks = Trunks()
-        self._markers: weakref.WeakSet[Block] = weakref.WeakSet()  # of which desks have copies
-        self._unwritten: weakref.WeakSet[Block] = weakref.WeakSet()  # for which desks have room
+        # Markers of which desks have copies, and those for which desks have room; in the order in which they were met, for a
+        # set of objects has that of their addresses, and copies would lie elsewhere in an equal run.
+        self._markers: weakref.WeakKeyDictionary[Block, None] = weakref.WeakKeyDictionary()
+        self._unwritten: weakref.WeakKeyDictionary[Block, None] = weakref.WeakKeyDictionary()
         self._lockstep: Lockstep | None = None
         self._generation = pool.generation
         self._number = 0  # of the last plan, those that were followed included
@@ -550,10 +552,10 @@ class Planner:
                 continue
             if not before.frozen:
                 if before in growth:
-                    self._unwritten.add(before)
+                    self._unwritten[before] = None
                     self.pool.leave_room(own, before, size)
             else:
-                self._markers.add(before)
+                self._markers[before] = None
                 if self._is_joining and not self.pool.num_fronts(before):
                     self.pool.make_front(before)
                 self.pool.give_front(own, before)
@@ -563,8 +565,8 @@ class Planner:
         for marker in [marker for marker in self._unwritten if marker.frozen]:
             self.pool.fill_rooms(marker)
             self._is_joining = True  # keys are moved in any case, unless no room was left
-            self._markers.add(marker)
-            self._unwritten.discard(marker)
+            self._markers[marker] = None
+            self._unwritten.pop(marker, None)
 
     def _make_fronts(self) -> None:
         """Copies for the desks to come."""

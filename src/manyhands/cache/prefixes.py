@@ -95,7 +95,7 @@ class PrefixTree:
         self._gone: list[weakref.ref[Lease]] = []
         self._is_changing = False  # found at the beginning of a change: interrupted
         if pool is not None:
-            pool.keepers.add(self)
+            pool.keepers[self] = None
 
     def need(self, prompts: Sequence[Tokens], tenant: str | None = None) -> Need:
         """The blocks that a lease on these prompts would hold and no other lease holds already.

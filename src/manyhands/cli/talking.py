@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from manyhands.errors import InvalidRequest
+from manyhands.errors import Busy, InvalidRequest
 from manyhands.strategies.account import Account
 from manyhands.strategies.listening import (
     AddWorker,
@@ -77,7 +77,7 @@ class TypedLines:
                 self.note = HELP
             else:
                 self._say(item)
-        except InvalidRequest as error:
+        except (Busy, InvalidRequest) as error:
             self.note = f"{error} {error.hint}".strip()
 
     def item_of(self, line: str) -> Item | None:

@@ -543,6 +543,10 @@ class LocalExecutor:
                 raise reason from error
             raise
 
+    def _begun_pass(self, plan: Plan, late: Late) -> PassOutcome:
+        """The outcome of a pass that is begun ahead."""
+        return self.passes.begin(plan, late)
+
     def _begin(self, chosen: Chosen, ahead: Ahead | None) -> bool:
         """Begin the pass that `ahead` gives, behind all that chooses these tokens; whether there was one."""
         begun = None if ahead is None else ahead()
@@ -553,8 +557,8 @@ class LocalExecutor:
         rows = sources[at] if chosen.rows is None else np.array(chosen.rows)[sources[at]]
         late = Late(chosen.on_device, at, rows)
         if is_sure:
-            if (outcome := self.passes.begin(plan, late)) is not None:
-                self._begun = lambda: outcome
+            outcome = self._begun_pass(plan, late)
+            self._begun = lambda: outcome
         elif self.passes.begin_head(plan, late):
             self._begun = partial(self.passes.finish_head, plan)
         return self._begun is not None

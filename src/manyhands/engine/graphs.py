@@ -218,7 +218,7 @@ class GraphedPasses(Passes):
         most = min(2 * largest, for_host)
         return largest if largest < num_tokens <= most else num_tokens
 
-    def begin(self, plan: Plan, late: Late) -> PassOutcome | None:
+    def begin(self, plan: Plan, late: Late) -> PassOutcome:
         """See `Passes.begin`."""
         newest, self._newest, self._lookahead = self._newest, None, None
         if newest is not None and self._goes_on(plan, newest[1]):

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -68,6 +69,11 @@ class Late:
         return token_ids.copy_(torch.where(token_ids < 0, chosen, token_ids))
 
 
+def _handed() -> Late:
+    """No tokens of one's own."""
+    return Late(torch.empty(0), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
+
 # Numbers of the logits at targets; 110 places with a vocabulary of 152 000. Putting them in order takes some
 # twenty bytes for each.
 LOGITS_AT_ONCE = 1 << 24
@@ -82,6 +88,9 @@ class Others:
 
     def launch(self, plan: Plan, targets: Targets | None) -> None:
         """A pass, launch by launch."""
+
+    def launch_late(self, plan: Plan) -> None:
+        """The same of a pass some of whose tokens rank 0 hands over on the device."""
 
     def launched(self, plan: Plan, logits: Tensor) -> None:
         """The pass is made: a chance to compare."""
@@ -190,15 +199,18 @@ class Passes:
         """The pass itself; the moves that it relies on have been made."""
         return self.launch(plan, targets)
 
-    def begin(self, plan: Plan, late: Late) -> PassOutcome | None:
-        """The pass of a plan some of whose tokens are on the device alone.
-
-        None, and nothing is begun, where it would be launched on several ranks: the others have no such tokens.
-        """
-        if self.others is not ALONE:
-            return None
+    def begin(self, plan: Plan, late: Late) -> PassOutcome:
+        """The pass of a plan some of whose tokens are on the device alone; of several ranks, on rank 0's."""
+        self.others.launch_late(plan)
         self.counts.planned_ahead += 1
-        return self._launched(plan, None, late)
+        return self.launch_late(plan, late)
+
+    def launch_late(self, plan: Plan, late: Late | None = None) -> PassOutcome:
+        """Such a pass, launch by launch. `late` is rank 0's: the others are handed all tokens."""
+        self.settle()
+        outcome = self._launched(plan, None, late or _handed())
+        self.others.launched(plan, outcome.logits)
+        return outcome
 
     def begin_head(self, plan: Plan, late: Late) -> bool:
         """Begin the first layers of such a pass, whose tokens are a guess; `finish_head` makes the rest.
@@ -231,6 +243,7 @@ class Passes:
         token_ids = torch.as_tensor(known, device=device)
         if late is not None:
             late.fill(token_ids)
+            self.others.hand_over(token_ids)
         keep = torch.as_tensor(plan.heads, device=device)
         states = None
         if self.states is not None:

@@ -28,6 +28,7 @@ from manyhands.cache.chunks import without
 from manyhands.cache.pages import PagePool, Strip
 from manyhands.cache.step import Step
 from manyhands.cache.usage import Usage
+from manyhands.engine.inbox import Inbox
 from manyhands.engine.past import Past
 from manyhands.engine.seating import Seating
 from manyhands.errors import InvalidRequest, RunCancelled
@@ -95,7 +96,7 @@ class Run:
         self.events: deque[Event] = deque()
         self._was_queued = False
         self.listens = False  # whether the strategy hears what is said
-        self._unheard: deque[Item] = deque()  # an append and a popleft are safe from any thread
+        self._inbox = Inbox()
         self._seating = Seating() if lifecycle else None
         self.usage = Usage()
         self.outcome: Answer | Exception | None = None
@@ -207,19 +208,20 @@ class Run:
     def say(self, item: Item) -> None:
         """Say something to the run; it is heard when its strategy listens next. Safe from any thread.
 
-        Raises InvalidRequest if the strategy does not listen, or has ended.
+        Raises InvalidRequest if the strategy does not listen, or has ended, or was told as much as a run is; Busy while as much waits to be
+        heard as may (`engine/inbox.py`).
         """
         check_item(item)
         if self.done:
             raise has_ended()
         if not self.listens:
             raise does_not_listen()
-        self._unheard.append(item)
+        self._inbox.put(item)
 
     @property
     def unheard(self) -> tuple[Item, ...]:
         """Items that were said and not heard; of a run that has ended, those that came too late."""
-        return tuple(self._unheard)
+        return self._inbox.items
 
     def happened(self, kind: type[EngineEvent]) -> None:
         """Report that the engine has queued, admitted, preempted or resumed the run."""
@@ -333,10 +335,8 @@ class Run:
     def _heard(self) -> Heard:
         """The items that were said since the strategy listened last."""
         self.listens = True
-        items = []
-        while self._unheard:
-            items.append(self._unheard.popleft())
-        return Heard(tuple(items)) if items else NOTHING
+        items = self._inbox.take()
+        return Heard(items) if items else NOTHING
 
     def _wait_for(self, asked: object) -> None:
         if isinstance(asked, Step):

@@ -44,6 +44,7 @@ from typing import Any, NamedTuple
 
 from manyhands.cache.sheets import ShelfCounts
 from manyhands.cache.usage import Usage
+from manyhands.engine.inbox import Inbox
 from manyhands.engine.loop import Packs, Pass, run_passes
 from manyhands.engine.one_process import Here, OfOneProcess, check_process
 from manyhands.engine.pass_counts import PassCounts
@@ -131,7 +132,7 @@ class Handle(OfOneProcess):
         self._first = 0  # number of the first moment that is kept
         self._outcome: Answer | Exception | None = None  # None: not yet
         self._run: Run | None = None  # once it has begun
-        self._said: list[Item] = []  # before that
+        self._said = Inbox()  # before that
         self._wakers: list[partial[Any]] = []  # of asyncio's loops
 
     @property
@@ -162,14 +163,14 @@ class Handle(OfOneProcess):
         """Say something to the run: `Run.say`.
 
         A run that has not begun is told when it begins. Whether its strategy listens is not known before, so one that does not
-        never hears it, and nothing is raised then.
+        never hears it, and nothing is raised then. What waits is bounded there as well: Busy.
         """
         check_item(item)
         with self._news:
             if self._run is None:
                 if self.done:
                     raise has_ended()
-                self._said.append(item)
+                self._said.put(item)
                 return
         self._run.say(item)
 
@@ -268,9 +269,9 @@ class Handle(OfOneProcess):
         if self._run is not None:
             return
         with self._news:
-            for item in self._said if run.listens and not run.done else ():
+            said = self._said.take()
+            for item in said if run.listens and not run.done else ():
                 run.say(item)
-            self._said.clear()
             self._run = run
 
     def _check_waits(self) -> None:
@@ -359,7 +360,7 @@ class Service(OfOneProcess):
         self._process = Here.number
         self._changed = threading.Condition()
         self._waiting: OrderedDict[Handle, Strategy] = OrderedDict()
-        self._live: set[Handle] = set()
+        self._live: dict[Handle, None] = {}  # in their order, in which they are told of an end
         self._stops: dict[Handle, ManyhandsError] = {}  # live ones to be cancelled, and why
         self._soonest = math.inf  # no deadline of a waiting run is sooner
         self._takes_runs = True
@@ -527,7 +528,7 @@ class Service(OfOneProcess):
                 if not self._waiting or self._is_closing:
                     return None
                 handle, strategy = self._waiting.popitem(last=False)
-                self._live.add(handle)
+                self._live[handle] = None
             try:
                 return handle, self._engine.submit(strategy, lifecycle=handle.lifecycle)
             except InvalidRequest as error:  # given twice, it has begun since it was looked at
@@ -611,7 +612,7 @@ class Service(OfOneProcess):
 
     def _end(self, handle: Handle, events: list[Event], outcome: Answer | Exception) -> None:
         with self._changed:
-            self._live.discard(handle)
+            self._live.pop(handle, None)
             self._stops.pop(handle, None)
         handle._publish(events, outcome)
 

@@ -57,7 +57,8 @@ def merge_passes(
     found_slots = [pool.slots(pool.place(block).strip, 0, block.num_tokens) for block in found]
     planner = Planner(pool)
     plans: list[tuple[list[Move], Plan]] = []  # with what is moved before each
-    blocks: set[Block] = set()  # kept alive: no block may be forgotten before the end
+    # Kept alive: no block may be forgotten before the end. In the order in which they are met, which is that of the states behind them.
+    blocks: dict[Block, None] = {}
     for step in steps:
         moves: list[Move] = []
         plan = planner.plan(step)
@@ -66,7 +67,7 @@ def merge_passes(
         if text_rows is not None:
             text_rows.feed(step)
         for row in step.rows:
-            blocks.update(row.view.blocks)
+            blocks.update(dict.fromkeys(row.view.blocks))
             row.view.own.tokens.extend(row.feed)
         pool.keep()
     merged = _in_one(plans, pool.num_slots - pool.num_free_pages, found_slots)

@@ -17,7 +17,7 @@ _ERRORS = {
     "401": "No valid key.",
     "413": "The body is too large.",
     "415": "The body is not declared as JSON.",
-    "429": "Too many requests wait.",
+    "429": "Too many requests wait, or too many words for this run.",
     "503": "The server is about to end, or the system gives it no more of what a request needs.",
 }
 _GETS = {

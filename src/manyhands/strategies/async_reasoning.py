@@ -397,7 +397,7 @@ class _Run(BudgetedRun):
         """Prompt and headers, a budget for each role, and the newest probe."""
         headers = len(self.writer.header) + len(self.thinker.header) + len(self.question)
         fed = sum(len(row.feed) for row in self.opening) + headers + len(self.writer.prefill)
-        return self.bound(fed + 2 * self.settings.budget + 4, 16, 2)
+        return self.bound(fed + 2 * self.most_passes + 4, 16, 2)
 
 
 def _question(text: Text, prompt: AsyncReasoningPrompt) -> tuple[tuple[int, ...], int, int]:

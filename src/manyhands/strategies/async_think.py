@@ -245,15 +245,15 @@ class _Run(StrandsRun):
 
     def reserve(self) -> Reserve:
         """The organiser's text with all results, and so many workers at once as there may be."""
-        s = self.settings
-        forks = min(s.max_forks, s.budget)
-        at_once, written = min(s.workers, forks), min(s.worker_tokens, s.budget)
+        s, most = self.settings, self.most_passes
+        forks = min(s.max_forks, most)
+        at_once, written = min(s.workers, forks), min(s.worker_tokens, most)
         around = len(self.text.encode(self.prompt.put_in(s.workers, ""))) + SLACK
-        results = min(forks * written, at_once * s.budget) * TOKENS_ANEW
-        own = len(self.prompt_tokens) + s.budget + forks * around + results
+        results = min(forks * written, at_once * most) * TOKENS_ANEW
+        own = len(self.prompt_tokens) + most + forks * around + results
         rules = len(self.text.chat_prompt(self.prompt.worker_message(""))) + SLACK
         # Sub-queries are the organiser's words.
-        at_work = at_once * (rules + written) + s.budget * TOKENS_ANEW
+        at_work = at_once * (rules + written) + most * TOKENS_ANEW
         if self.context is not None:
             at_work = min(at_work, at_once * self.context)
         main = self.bound(own, STRIPS + 8)

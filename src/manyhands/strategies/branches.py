@@ -388,10 +388,10 @@ class _Run(ForkRun[_Branch]):
 
     def reserve(self) -> Reserve:
         """The most that can be in memory at once: all text, and of a snapshot one block of branches twice (`reencode`)."""
-        s = self.settings
-        at_once, blocks = min(s.max_branches, s.budget), min(s.max_blocks, s.budget)
-        parts = min(at_once * blocks, s.budget)
-        num_tokens = len(self.prompt_tokens) + s.budget + blocks * (len(self.after) + SLACK)
+        s, most = self.settings, self.most_passes
+        at_once, blocks = min(s.max_branches, most), min(s.max_blocks, most)
+        parts = min(at_once * blocks, most)
+        num_tokens = len(self.prompt_tokens) + most + blocks * (len(self.after) + SLACK)
         num_tokens += at_once * len(self.between) + self._num_in_branches(parts)
         num_blocks = STRIPS * (at_once + blocks) + 8
         if s.join != "reencode":

@@ -229,6 +229,12 @@ class BudgetedRun(CountedRun):
         """At most so many passes are made between the end of the work and the answer."""
         return self.settings.end.finisher_tokens if self.asks else 0
 
+    @property
+    def most_passes(self) -> int:
+        """At most so many passes are the work's: its budget, or what a `total` leaves for it (`check`)."""
+        budget, total = self.settings.budget, self.settings.end.total
+        return budget if total is None else min(budget, max(1, total - self.finisher_passes))
+
     @cached_property
     def ending_tokens(self) -> int:
         """At most so many tokens are added by an ending to what it reads."""
@@ -239,7 +245,7 @@ class BudgetedRun(CountedRun):
     def reserve(self) -> Reserve:
         """The tokens that can be in memory at once, before the first pass: here, a budget for every writer."""
         fed = sum(len(row.feed) for row in self.opening)
-        written = sum(len(writer.feed) + self.settings.budget for writer in self.writers)
+        written = sum(len(writer.feed) + self.most_passes for writer in self.writers)
         return self.bound(fed + written, 6 * len(self.writers) + 4, len(self.writers))
 
     def bound(self, num_tokens: int, num_blocks: int, num_texts: int = 1) -> Reserve:
@@ -251,7 +257,11 @@ class BudgetedRun(CountedRun):
             num_tokens = min(num_tokens, num_texts * 2 * self.context)
         if self.settings.end.reencode:
             num_tokens *= 2
-        return Reserve(num_tokens + num_texts * self.ending_tokens, num_blocks)
+        ending, end = self.ending_tokens, self.settings.end
+        if end.total is not None:  # each pass of an ending adds one token to its words
+            words = max(ending, self.ending().num_tokens) - end.finisher_tokens - end.reply_tokens
+            ending = min(ending, words + end.total)
+        return Reserve(num_tokens + num_texts * ending, num_blocks)
 
     def record(
         self,

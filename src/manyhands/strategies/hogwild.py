@@ -662,12 +662,15 @@ class _Team(BudgetedRun):
     # -- the account -----------------------------------------------------------------------------
 
     def reserve(self) -> Reserve:
-        """Room for a long run with short steps; what exceeds it may still find free pages."""
-        settings = self.settings
+        """Room for a long run with short steps, or for as much text as the context bears.
+
+        Of steps that are shorter, text that exceeds it may still find free pages; text that fills the context never exceeds it.
+        """
+        settings, most = self.settings, self.most_passes
         # Besides those of usual length, one that was short and one that has just begun.
-        steps = settings.budget // _SHORTEST_USUAL_STEP + 2
+        steps = most // _SHORTEST_USUAL_STEP + 2
         prefix = max(len(self._prefix_tokens(i, check=False)) for i in range(settings.workers))
-        written = settings.workers * (settings.budget + steps * (prefix + 2))
+        written = settings.workers * (most + steps * (prefix + 2))
         headers = sum(
             len(self.text.words(words))
             for words in (
@@ -678,5 +681,9 @@ class _Team(BudgetedRun):
         )
         # Memory may keep a copy of the marker at every desk.
         copies = settings.workers * len(self.text.words(self.prompt.more_to_come))
-        num_tokens = len(self.prompt_tokens) + headers + copies + written
-        return self.bound(num_tokens, 4 * settings.workers + 8)
+        num_tokens = len(self.prompt_tokens) + headers + written
+        if self.context is not None:
+            # An ending reads every block, and the work ends before that would not fit (`_num_read`): behind its first pass, at the soonest.
+            first = self.num_fed + sum(len(writer.feed) + 1 for writer in self.writers)
+            num_tokens = min(num_tokens, max(self.context - self.ending_tokens, first))
+        return self.bound(num_tokens + copies, 4 * settings.workers + 8)

@@ -23,7 +23,7 @@ the same once more. The two sides:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from manyhands.errors import InvalidRequest
 from manyhands.schema.setting import as_found, is_whole, own_number
@@ -32,6 +32,11 @@ from manyhands.text.clean import cleaned
 
 MAX_SAID_CHARS = 100_000
 MAX_NAME_CHARS = 80
+MAX_UNHEARD_CHARS = 4 * MAX_SAID_CHARS  # that wait until a run hears them, `Item.num_chars` counted
+MAX_TOLD_CHARS = 10 * MAX_UNHEARD_CHARS  # that a run is told in its life
+_ITEM_CHARS = (
+    100  # for which an item counts without its texts: it takes about as many bytes as these
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,12 @@ class Item:
 
     def __init_subclass__(cls) -> None:
         ITEMS.add(cls)
+
+    @property
+    def num_chars(self) -> int:
+        """The characters for which it counts: those of its texts, and some for itself."""
+        held = (getattr(self, each.name) for each in fields(self))
+        return _ITEM_CHARS + sum(len(each) for each in held if isinstance(each, str))
 
 
 ITEMS: Registry[Item] = Registry("item")

@@ -283,13 +283,13 @@ class _Run(StrandsRun):
 
     def reserve(self) -> Reserve:
         """The most that can be in memory at once: all text, with every thread as long as the budget lets it become."""
-        s = self.settings
-        outline = min(s.outline_tokens, s.budget)
+        s, most = self.settings, self.most_passes
+        outline = min(s.outline_tokens, most)
         points = min(s.max_points, outline)
         heading = len(self.text.encode(self.prompt.heading(s.max_points, ""))) + SLACK
-        threads = most_of_parts(s.budget, points, s.workers or points, s.thread_tokens, heading)
+        threads = most_of_parts(most, points, s.workers or points, s.thread_tokens, heading)
         fixed = len(self.prompt_tokens) + len(self.join) + outline * TOKENS_ANEW
-        return self.bound(fixed + s.budget + threads, STRIPS * (points + 1) + 8)
+        return self.bound(fixed + most + threads, STRIPS * (points + 1) + 8)
 
     def num_written(self) -> tuple[int, ...]:
         """By the main strand, then by each worker."""

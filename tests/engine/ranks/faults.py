@@ -3,6 +3,9 @@
     python -m tests.engine.ranks.faults FOLDER SIZE CASE CASE ...      # a line of JSON for each case
     python -m tests.engine.ranks.faults FOLDER SIZE list:0             # and the lines of rank 0's first recording
 
+    python -m tests.engine.ranks.faults FOLDER SIZE list:0:joins       # and the lines of torch's that make the process group
+    python -m tests.engine.ranks.faults FOLDER SIZE 1:joins:40         # there rank 1 fails; 1:joins:40:dies has it end without a word
+
 A case is `RANK:LINE`, the rank whose memory ends, and at which line of our own code it does, counted from the beginning of its first
 recording; or `RANK:VERB`, where its memory ends as soon as it is told so, or has told so. Ranks are forks of this process, which has imported all and has no threads, so a case takes a second or two. Recordings are
 those of `tests/engine/test_graphs.py`, which run all again; sums are gloo's.
@@ -27,6 +30,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from manyhands.cache.block import Block
 from manyhands.cache.pages import Move
@@ -50,6 +54,7 @@ from tests.engine.test_graphs import Again, a_team_of, walking
 from tests.engine.test_lookahead import turning
 
 OURS = str(Path(graphs.__file__).parents[1])
+TORCHS = str(Path(dist.__file__).parent)
 NO_ROOM = "no room for 10 MiB"
 PATIENCE = 1.0
 
@@ -105,10 +110,22 @@ def _until_the_end_of(pipe: int) -> None:
 
 
 class Case:
-    """Memory ends at one line of one rank's recordings, or at a verb; without either, lines are counted."""
+    """Memory ends at one line of one rank's recordings, at a line of its joining the process group, or at a verb; without any, lines are counted.
 
-    def __init__(self, rank: int, line: int | None, verb: Verb | None = None) -> None:
+    With `dies` its process ends there, without a word.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        line: int | None = None,
+        verb: Verb | None = None,
+        *,
+        joins: bool = False,
+        dies: bool = False,
+    ) -> None:
         self.rank, self.line, self.verb = rank, line, verb
+        self.joins, self.dies = joins, dies
         self.lines: list[str] = []
         self._is_over = False
 
@@ -119,20 +136,21 @@ class Case:
         if self.verb is not None:
             self._arm_verb(rank, self.verb)
             return
-        right = GraphedPasses.record
+        where: Any = dist if self.joins else GraphedPasses
+        name = "init_process_group" if self.joins else "record"
+        right = getattr(where, name)
 
-        def record(passes: GraphedPasses, *args: Any) -> Any:
+        def traced(*args: Any, **choices: Any) -> Any:
             if self._is_over:
-                return right(passes, *args)
+                return right(*args, **choices)
             sys.settrace(self._call)
             try:
-                return right(passes, *args)
+                return right(*args, **choices)
             finally:
                 sys.settrace(None)
                 self._is_over = True
 
-        vars_of: Any = GraphedPasses
-        vars_of.record = record
+        setattr(where, name, traced)
 
     def _arm_verb(self, rank: int, verb: Verb) -> None:
         if rank:
@@ -155,14 +173,17 @@ class Case:
     def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
         # A kernel runs line by line here alone.
         is_kernel = frame.f_back is not None and "interpreter" in frame.f_back.f_code.co_filename
-        is_ours = frame.f_code.co_filename.startswith(OURS) and not is_kernel
-        return self._line if is_ours else None
+        folder = TORCHS if self.joins else OURS
+        is_looked_at = frame.f_code.co_filename.startswith(folder) and not is_kernel
+        return self._line if is_looked_at else None
 
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "line" and not self._is_over:
             self.lines.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
             if len(self.lines) - 1 == self.line:
                 self._is_over = True
+                if self.dies:
+                    os._exit(1)
                 raise torch.OutOfMemoryError(NO_ROOM)
         return self._line
 
@@ -194,6 +215,7 @@ def _rank_0(folder: Path, size: int, case: Case) -> dict[str, Any]:
     world: World | None = None
     found: dict[str, Any] = {}
     try:
+        began = time.monotonic()
         world = World.start(size, "cpu", started=others)
         settings = ModelSettings(folder, device="cpu", backend="triton", memory_tokens=2048)
         engine = Engine(*RankedExecutor.on(world, settings), settings)
@@ -208,9 +230,11 @@ def _rank_0(folder: Path, size: int, case: Case) -> dict[str, Any]:
         found.update(error=f"{type(error).__name__}: {error}", hint=error.hint)
     except BaseException as error:
         found["error"] = repr(error)
+    found["waited"] = time.monotonic() - began
     if world is not None:
         world.end()
     others.end()
+    found["is_joined"] = dist.is_initialized()
     return {**found, "lines": case.lines if case.line is None else case.lines[-1:]}
 
 
@@ -247,11 +271,14 @@ def main() -> None:
     of_executor: Any = executor
     of_executor.make_passes = graphed
     for argument in sys.argv[3:]:
-        rank, what = argument.split(":")
+        rank, what, *more = argument.split(":")
+        joins, dies = "joins" in (what, *more), "dies" in more
         if rank == "list":
-            case = Case(int(what), None)
+            case = Case(int(what), joins=joins)
+        elif joins:
+            case = Case(int(rank), int(more[0]), joins=True, dies=dies)
         elif what in Verb.__members__:
-            case = Case(int(rank), None, Verb[what])
+            case = Case(int(rank), verb=Verb[what])
         else:
             case = Case(int(rank), int(what))
         print(json.dumps({"case": argument, **tried(folder, size, case)}), flush=True)

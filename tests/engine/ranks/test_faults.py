@@ -1,6 +1,7 @@
 """One rank alone fails, in processes and with gloo's sums: a clear error or the right answer, within seconds, and no process is left.
 
-A cover of what `faults.py` can try: a hundred lines of a recording, in each of two and of three ranks, and every verb in both of two.
+A cover of what `faults.py` can try: a hundred lines of a recording, in each of two and of three ranks, every verb in both of two, and each
+line of torch's own that makes the process group.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ pytest.importorskip("triton", reason="Triton comes for Linux only")
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the kernels are compiled here, and run on the GPU only"
 )
+AT_ONCE = 4.0  # seconds until rank 0 says that a rank has failed while all join; alone on two cores 0.8 to 1.2
 LONGEST = 12.0  # seconds of a case; a load and a pass of one rank take one or two
 
 
@@ -72,3 +74,33 @@ def test_memory_that_ends_when_a_verb_is_told(rank: int, tmp_path: Path) -> None
         assert each["seconds"] < LONGEST
         assert each["error"].startswith(f"RanksFailed: rank {rank}")
         assert NO_ROOM in each["error"]
+
+
+@pytest.mark.parametrize("size", [2, *spared(3)])
+def test_a_rank_that_fails_while_all_join_the_group(size: int, tmp_path: Path) -> None:
+    """The others waited in torch, where nothing reached them, and after fifteen seconds their process was ended by force."""
+    last = size - 1
+    whole, *cases = tried(
+        tmp_path,
+        size,
+        [
+            "list:0:joins",
+            f"{last}:joins:0",
+            f"{last}:joins:60",
+            f"{last}:joins:0:dies",
+            "0:joins:60",
+        ],
+    )
+    assert whole["recorded"] == 1
+    assert len(whole["lines"]) > 150, "torch's own are looked at"
+    for each in cases:
+        assert (each["status"], each["left"]) == (0, 0)
+        assert each["waited"] < AT_ONCE
+        assert not each["is_joined"], "another model can be loaded"
+    first, second, died, own = (each["error"] for each in cases)
+    said = f"failed: OutOfMemoryError: {NO_ROOM}; all ranks of the model were ended"
+    assert first == second == f"RanksFailed: rank {last} of {size} {said}"
+    assert (
+        died == f"RanksFailed: rank {last} of {size} has ended; all ranks of the model were ended"
+    )
+    assert own == f"RanksFailed: rank 0 {said}"

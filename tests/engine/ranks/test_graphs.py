@@ -193,10 +193,36 @@ def test_passes_of_a_crowd_are_begun_ahead_on_both(
     assert all(torch.equal(one, other) for one, other in zip(*both, strict=True))
 
 
-def test_control_a_rank_that_is_not_handed_the_tokens_is_noticed(
+def never_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No recording serves any plan."""
+    monkeypatch.setattr(GraphedPasses, "_recorded", lambda *_: None)
+
+
+def test_passes_without_a_recording_are_begun_ahead_on_both(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """They were not begun over ranks, as those of prompts beside rows that write, which no recording has."""
+    never_recorded(monkeypatch)
+    alone = small_engine()
+    expected = [alone.run(each) for each in turning()]
+    two = TwoRanks(small, (Again(), Again()))
+    runs = [two.engine.submit(each) for each in turning()]
+    finish(two.engine, *runs)
+    ours, theirs = two.end()
+    assert [run.result() for run in runs] == expected
+    assert ours.planned_ahead > 6
+    assert ours.in_vain > 0
+    assert ours.eager == theirs.eager > ours.planned_ahead
+    assert ours.recorded == ours.replayed == 0
+
+
+@pytest.mark.parametrize("are_recorded", [True, False])
+def test_control_a_rank_that_is_not_handed_the_tokens_is_noticed(
+    are_recorded: bool, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is told marks in their places, which say where on rank 0's device they lie."""
+    if not are_recorded:
+        never_recorded(monkeypatch)
     alone = small_engine()
     expected = [alone.run(each) for each in turning()]
 

@@ -21,8 +21,9 @@ from torch.distributed import distributed_c10d
 from manyhands.engine.executor import LocalExecutor
 from manyhands.engine.ranks import executor as executor_of_ranks
 from manyhands.engine.ranks import follower as follower_of_ranks
+from manyhands.engine.ranks import group as group_of_ranks
 from manyhands.engine.ranks import world as world_of_ranks
-from manyhands.engine.ranks.channel import FirstEnd, OtherEnd, Verb
+from manyhands.engine.ranks.channel import FirstEnd, OtherEnd, Verb, ints_of
 from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.follower import Follower, follow
 from manyhands.engine.ranks.world import World
@@ -284,6 +285,69 @@ def test_a_rank_that_cannot_have_its_device_is_said_before_the_group_waits_for_i
     with pytest.raises(RanksFailed, match="rank 1 of 2 failed: RuntimeError: CUDA error") as found:
         World([ours], "cpu")
     assert found.value.hint == "wait"
+
+
+@pytest.fixture
+def late_group(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[str]]:
+    """A process group that is joined when the event is set, and what becomes of it."""
+    comes, story = threading.Event(), list[str]()
+
+    def joined(*_: object, **__: object) -> None:
+        assert comes.wait(20)
+        story.append("joined")
+
+    monkeypatch.setattr(group_of_ranks, "Store", lambda *_, **__: None)
+    monkeypatch.setattr(torch.distributed, "init_process_group", joined)
+    monkeypatch.setattr(group_of_ranks, "leave_group", lambda: story.append("left"))
+    return comes, story
+
+
+def test_a_group_that_comes_when_another_rank_is_gone_is_left(
+    late_group: tuple[threading.Event, list[str]],
+) -> None:
+    """Or no other model could be loaded in this process."""
+    comes, story = late_group
+
+    def check() -> None:
+        raise LOST
+
+    with pytest.raises(RanksFailed) as found:
+        group_of_ranks.join_group("gloo", 0, 0, 2, torch.device("cpu"), check)
+    assert found.value is LOST
+    assert not story
+    comes.set()
+    ends = time.monotonic() + 10
+    while len(story) < 2 and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert story == ["joined", "left"]
+
+
+def test_another_rank_that_joins_sees_that_rank_0_is_gone(
+    late_group: tuple[threading.Event, list[str]],
+) -> None:
+    """Under torchrun nothing else ends it. A message that waits is no end, and stays."""
+    ours, theirs = Pipe()
+    heard = OtherEnd(theirs, 1, 2)
+    heard.check()
+    FirstEnd([ours]).tell(Verb.JOIN, ints_of("gloo"), np.array([1]))
+    heard.check()
+    follower = Follower(heard)
+    threading.Timer(0.1, ours.close).start()
+    with pytest.raises(EOFError):
+        follower.obey(*heard.next())
+    late_group[0].set()
+
+
+def test_an_error_of_ours_in_a_pass_that_is_begun_ahead_is_a_lost_rank() -> None:
+    """The others have been told, and wait in its sums."""
+
+    def begin(*_: object) -> None:
+        raise InvalidRequest("it cannot be")
+
+    executor: Any = object.__new__(RankedExecutor)
+    executor.passes = SimpleNamespace(begin=begin)
+    with pytest.raises(RanksFailed, match="it cannot be"):
+        executor._begun_pass(None, None)
 
 
 def test_a_network_of_uneven_numbers_is_a_lost_rank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,7 +167,7 @@ def test_preempted_runs_come_back(world: World, small: Path) -> None:
 def test_a_crowd_whose_next_pass_is_planned_while_one_is_made(
     world: World, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys are carried for that plan inside of a pass, by all ranks; launched one by one such a pass cannot be begun."""
+    """Keys are carried for that plan inside of a pass, by all ranks, and the pass is begun launch by launch with the tokens that rank 0 hands over."""
     monkeypatch.setattr(Passes, "plans_ahead", True)
     depths = list[bool]()
     move = RankedExecutor.move
@@ -187,7 +187,7 @@ def test_a_crowd_whose_next_pass_is_planned_while_one_is_made(
     runs = [two.submit(each) for each in crowd()]
     finish(two, *runs)
     assert [story_of(run) for run in runs] == [story(one, each) for each in crowd()]
-    assert two.executor.counts.planned_ahead == 0
+    assert two.executor.counts.planned_ahead > 10
     held = list(map(id, world.recorded))
     assert id(two.executor) in held, "what was begun goes before the group"
     assert {True, False} == set(depths)

@@ -11,6 +11,7 @@ rank fails.
 from __future__ import annotations
 
 import json
+import select
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from multiprocessing.connection import Connection
@@ -42,7 +43,8 @@ class Verb(IntEnum):
     REPLAY = 15
     MAKE_UP = 16
     FINGERPRINT = 17
-    END = 18
+    LAUNCH_LATE = 18  # a pass, launch by launch, whose tokens rank 0 hands over on the device
+    END = 19
 
 
 def ints_of(text: str) -> Ints:
@@ -103,6 +105,13 @@ class OtherEnd:
     def comes(self, seconds: float) -> bool:
         """Whether a message, or rank 0's end, comes in so many seconds."""
         return self.pipe.poll(seconds)
+
+    def check(self) -> None:
+        """Raise EOFError if rank 0 is gone. Nothing is taken from the pipe, and nothing is waited for."""
+        looks = select.poll()
+        looks.register(self.pipe.fileno(), 0)  # an end is told unasked
+        if looks.poll(0):
+            raise EOFError("rank 0 is gone")
 
     def report(self, **facts: Any) -> None:
         """Tell rank 0."""

@@ -30,7 +30,7 @@ from manyhands.cache.step import Choice
 from manyhands.cache.tally import Weighing
 from manyhands.engine.executor import Kept, LocalExecutor, Network, Places
 from manyhands.engine.lookahead import Ahead
-from manyhands.engine.passes import PassOutcome
+from manyhands.engine.passes import Late, PassOutcome
 from manyhands.engine.ranks.channel import Verb, ints_of
 from manyhands.engine.ranks.launched import num_ranks
 from manyhands.engine.ranks.packing import pack_merged, pack_moves
@@ -181,6 +181,11 @@ class RankedExecutor(LocalExecutor):
         """See `LocalExecutor`. Raises RanksFailed for an error of ours: the pass was told."""
         with _told():
             return super()._passed(plan, targets)
+
+    def _begun_pass(self, plan: Plan, late: Late) -> PassOutcome:
+        """See `LocalExecutor`. Raises RanksFailed for an error of ours: the pass was told."""
+        with _told():
+            return super()._begun_pass(plan, late)
 
     def record_ahead(self, told: Callable[[int, int], None]) -> None:
         """See `Executor.record_ahead`."""

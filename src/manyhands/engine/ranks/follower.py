@@ -83,7 +83,7 @@ class Follower:
         rank, size = self.heard.rank, self.heard.size
         self.device = take_device(kind, rank)
         self.heard.report(device=str(self.device))
-        self.collectives = join_group(kind, port, rank, size, self.device)
+        self.collectives = join_group(kind, port, rank, size, self.device, self.heard.check)
 
     def _load(self, arrays: Iterator[Ints]) -> None:
         self.settings = ModelSettings(**json.loads(text_of(next(arrays))))
@@ -118,6 +118,9 @@ class Follower:
 
     def _launch(self, arrays: Iterator[Ints]) -> None:
         self.executor.passes.launch(unpack_plan(arrays), unpack_targets(arrays))
+
+    def _launch_late(self, arrays: Iterator[Ints]) -> None:
+        self.executor.passes.launch_late(unpack_plan(arrays))
 
     def _ask_room(self, arrays: Iterator[Ints]) -> None:
         self.graphs.have_to_spare(int(next(arrays)[0]))

@@ -11,6 +11,10 @@ from __future__ import annotations
 
 import datetime
 import os
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -22,6 +26,7 @@ from manyhands.model.parallel.collectives import GroupCollectives
 Store: Any = vars(dist)["TCPStore"]  # it has no types
 _HOST = "127.0.0.1"
 _LONGEST = datetime.timedelta(minutes=10)  # that a rank waits for the others in one sum
+_LOOK = 0.02  # seconds between two looks at whether the other ranks are there, while all join
 _NCCL = {
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
@@ -49,7 +54,7 @@ def kind_of_group(device: str, size: int) -> str:
 
 
 def open_store(size: int) -> Any:
-    """Where the ranks meet, at rank 0; its `port` is told to the others."""
+    """Where the ranks meet, at rank 0; its `port` is told to the others. Once it is let go, no rank waits there any more."""
     return Store(_HOST, 0, size, is_master=True, wait_for_workers=False, timeout=_LONGEST)
 
 
@@ -75,19 +80,70 @@ def take_device(kind: str, rank: int) -> torch.device:
 
 
 def join_group(
-    kind: str, port: int, rank: int, size: int, device: torch.device, store: Any = None
+    kind: str, port: int, rank: int, size: int, device: torch.device, check: Callable[[], None]
 ) -> GroupCollectives:
-    """The group that joins the rank to the others. All ranks call it at once, with their devices."""
-    store = store or Store(_HOST, port, size, is_master=False, timeout=_LONGEST)
-    dist.init_process_group(
-        kind,
-        store=store,
-        rank=rank,
-        world_size=size,
-        timeout=_LONGEST,
-        device_id=device if kind == "nccl" else None,
-    )
-    return GroupCollectives()
+    """The group that joins the rank to the others. All ranks call it at once, with their devices.
+
+    Torch waits for the others where no call of ours reaches it, so a thread of its own joins. `check` is asked meanwhile, and raises where
+    another rank is gone: that is raised here at once, and the thread leaves what it may still join.
+    """
+    joining = _Joining(kind, port, rank, size, device)
+    while not joining.is_over(_LOOK):
+        try:
+            check()
+        except BaseException:
+            joining.give_up()
+            raise
+    return joining.joined()
+
+
+class _Joining:
+    """The thread of `join_group`."""
+
+    def __init__(self, kind: str, port: int, rank: int, size: int, device: torch.device) -> None:
+        self._over = threading.Event()
+        self._given_up = threading.Lock()  # held by whoever is first: the end or `give_up`
+        self._errors: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        args = (kind, port, rank, size, device)
+        threading.Thread(target=self._join, args=args, daemon=True).start()
+
+    def is_over(self, seconds: float) -> bool:
+        """Wait so long for the end."""
+        return self._over.wait(seconds)
+
+    def joined(self) -> GroupCollectives:
+        """The group, behind the end; raises what joining has raised."""
+        error = self._errors.get()
+        if error is not None:
+            raise error
+        return GroupCollectives()
+
+    def give_up(self) -> None:
+        """No group is wanted any more: one that is there is left, one that comes is left by the thread."""
+        if not self._given_up.acquire(blocking=False):
+            leave_group()
+
+    def _join(self, kind: str, port: int, rank: int, size: int, device: torch.device) -> None:
+        error: BaseException | None = None
+        try:
+            if kind == "nccl":
+                torch.cuda.set_device(device)  # each thread has its own
+            dist.init_process_group(
+                kind,
+                store=Store(_HOST, port, size, is_master=False, timeout=_LONGEST),
+                rank=rank,
+                world_size=size,
+                timeout=_LONGEST,
+                device_id=device if kind == "nccl" else None,
+            )
+        except BaseException as found:
+            error = found
+        if self._given_up.acquire(blocking=False):
+            self._errors.put(error)
+            self._over.set()
+            return
+        with suppress(RuntimeError, ValueError):
+            leave_group()
 
 
 def leave_group() -> None:

@@ -102,6 +102,10 @@ class ToldRanks(Together):
         """See `Others.launch`."""
         self.told.tell(Verb.LAUNCH, *pack_plan(plan), *pack_targets(targets))
 
+    def launch_late(self, plan: Plan) -> None:
+        """See `Others.launch_late`."""
+        self.told.tell(Verb.LAUNCH_LATE, *pack_plan(plan))
+
     def record(self, capacity: Sequence[int], page_size: int, ends: Sequence[int]) -> None:
         """See `Others.record`."""
         self.told.tell(Verb.RECORD, _ints(page_size, *capacity), _ints(*ends))

@@ -10,7 +10,8 @@ every later one does. NCCL does not let go of a group while a graph that has rec
 go first (`recorded`), also out of the frames of an error, which hold the one that was replayed. A verb that asks NCCL for
 another sum while it aborts waits for the end of that, and would keep the recordings: after a second they are dropped from
 beside it. A group that is lost is never left in the ordinary way before it is aborted: that waits for the device, and keeps
-the abort from the group. If the device cannot be freed in `LONGEST_END` seconds, the process says why and ends.
+the abort from the group. While all join the group torch waits where nothing reaches it: a thread of its own joins (`group.py::join_group`),
+and is left behind where a rank is gone. If the device cannot be freed in `LONGEST_END` seconds, the process says why and ends.
 """
 
 from __future__ import annotations
@@ -91,18 +92,18 @@ class World:
         self._has_ended = threading.Event()  # `end` is over
         check_no_group()  # behind this a group is ours, and goes with us
         kind = kind_of_group(device, self.size)
-        store = open_store(self.size)
-        port = np.array([store.port], dtype=np.int64)
+        self._store: Any = open_store(self.size)
+        port: int = self._store.port
         if processes is not None:
             processes.meet()
             self.seconds_starting = time.monotonic() - processes.began
         threading.Thread(target=self._watch, daemon=True).start()
         self._share_processors(kind)
         with self.whole():  # whatever goes wrong, this process has its processors back
-            self.told.tell(Verb.JOIN, ints_of(kind), port)
+            self.told.tell(Verb.JOIN, ints_of(kind), np.array([port], dtype=np.int64))
             self.device = take_device(kind, 0)
             self.answers()
-            self.collectives = join_group(kind, store.port, 0, self.size, self.device, store)
+            self.collectives = join_group(kind, port, 0, self.size, self.device, self.check)
 
     @classmethod
     def start(
@@ -258,6 +259,7 @@ class World:
         self.told.close()
         if self.processes is not None:
             self.processes.end()
+        self._store = None  # a thread that still waits there to join waits no longer
         if self._aborting is not None:
             self._aborting.join()  # NCCL's abort ends when the recordings are gone, or with the process
         with suppress(RuntimeError, ValueError):  # torch's, of a group that an abort has taken away
