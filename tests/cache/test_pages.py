@@ -570,7 +570,7 @@ def with_kept(*, idle: bool) -> tuple[PagePool, Shelf, Block, Block, Block]:
     first, second, live = grown(pool, 3).freeze(), grown(pool, 3).freeze(), grown(pool, 4)
     shelf = Shelf(*(grown(pool, 4) for _ in range(17)))
     shelf.num_pages_idle = 34 if idle else 0
-    pool.keepers.add(shelf)
+    pool.keepers[shelf] = None
     assert pool.num_free_pages == 0
     return pool, shelf, first, second, live
 
