@@ -33,9 +33,6 @@ from manyhands.attention.work import cdiv, power_of_two
 # H100 (docs/log.md).
 _NUMBERS = 2048
 _FEW_ROWS = 16  # up to which products read as long as they take
-# Of a program that takes one row: few rows are the sooner done by many warps, of many more are under way at once.
-_NUMBERS_OF_WARP, _MOST_WARPS, _MOST_WARPS_OF_MANY = 512, 16, 8
-_MANY_ROWS = 65
 
 
 @triton.jit
@@ -123,12 +120,6 @@ def _heads(
     tl.store(at, rms(v, w, D, eps, FORM, DTYPE).to(DTYPE), mask=is_in)
 
 
-def warps_of(block: int, num_rows: int) -> int:
-    """Warps of a program that takes one of so many rows of `block` numbers; they decide in which order a norm is added up."""
-    most = _MOST_WARPS if num_rows < _MANY_ROWS else _MOST_WARPS_OF_MANY
-    return min(max(block // _NUMBERS_OF_WARP, 1), most)
-
-
 def join(
     residual: Tensor | None,
     x: Tensor,
@@ -172,7 +163,7 @@ def join(
             FORM=form,
             EARLY=is_early and num_rows <= _FEW_ROWS,
             BLOCK=block,
-            num_warps=warps_of(block, num_rows),
+            num_warps=min(max(block // 512, 1), 16),
             **launch_options(x.device),
         )
     return total, normed

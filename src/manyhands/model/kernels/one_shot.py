@@ -50,7 +50,7 @@ from torch import Tensor
 
 from manyhands.attention.kernels.rms import rms
 from manyhands.attention.work import power_of_two
-from manyhands.model.kernels.norms import _rows, warps_of
+from manyhands.model.kernels.norms import _rows
 
 SELDOM = tl.constexpr(64)  # looks at a row for one at `stop`
 # Looks at a row, some tens of seconds: another rank may compile a kernel meanwhile.
@@ -269,7 +269,7 @@ def meet(
             BLOCK=block,
             PUSH=push,
             PULL=pull,
-            num_warps=warps_of(block, count),
+            num_warps=min(max(block // 512, 1), 16),
             enable_fp_fusion=True,
         )
     return total, normed
