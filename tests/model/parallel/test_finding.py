@@ -150,28 +150,29 @@ def test_sums_of_many_tokens_that_are_not_right_leave_those_of_few(
         "those of up to 256 tokens through peers' memory, more not: its sums were wrong or did not arrive"
     )
     assert (both.peers.many, both.peers.meeting.stop.item()) == (None, 0)
-    assert tried == [*((256, n) for n in (1, 3, 256, 2, 1)), *((2048, n) for n in (65, 2048, 256))]
+    assert tried == [*((256, n) for n in (1, 3, 256, 2, 1)), *((2048, n) for n in (33, 2048, 256))]
     assert both.asked == usual.asked == [*FOUND, *["gather"] * 5, "sum", *["gather"] * 3, "sum"]
 
 
 def test_few_tokens_go_by_words_and_more_by_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     peers = found(monkeypatch, summed, 2048).peers
-    x = {tokens: torch.zeros(tokens, WIDTH) for tokens in (1, 64, 65, 256, 257, 2048, 2049)}
+    x = {tokens: torch.zeros(tokens, WIDTH) for tokens in (1, 32, 33, 256, 257, 2048, 2049)}
     assert [peers.can_sum(each) for each in x.values()] == [True] * 6 + [False]
     places = [peers._meeting_of(each).places for each in x.values()]
     assert places[:-1] == [256, 256, 2048, 2048, 2048, 2048]
     peers.keep_few()
     assert [peers.can_sum(each) for each in x.values()] == [True] * 4 + [False] * 3
-    assert {peers._meeting_of(x[tokens]).places for tokens in (1, 65, 256)} == {256}
+    assert {peers._meeting_of(x[tokens]).places for tokens in (1, 33, 256)} == {256}
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_memory_is_taken_for_words_rows_and_flags_apart(size: int) -> None:
-    """Over more than two ranks there are words alone."""
-    words, rows, flags = finding._parts(size, WIDTH, torch.bfloat16)
-    assert words == 2 * size * finding.PLACES * WIDTH * 4
-    most = finding.PLACES_OF_TWO if size == 2 else 0
-    assert (rows, flags) == (2 * size * most * WIDTH * 2, size * most * 4)
+@pytest.mark.parametrize(
+    ("size", "width", "most"), [(2, WIDTH, 2048), (2, 4096, 2048), (2, 5120, 512), (3, WIDTH, 0)]
+)
+def test_memory_is_taken_for_words_rows_and_flags_apart(size: int, width: int, most: int) -> None:
+    """Over more than two ranks there are words alone; of wide rows fewer go by flags."""
+    words, rows, flags = finding._parts(size, width, torch.bfloat16)
+    assert words == 2 * size * finding.PLACES * width * 4
+    assert (rows, flags) == (2 * size * most * width * 2, size * most * 4)
 
 
 @pytest.mark.parametrize(

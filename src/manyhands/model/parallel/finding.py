@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from manyhands.model.kernels.one_shot import Meeting
 
 PLACES = 256  # tokens of one sum by words
-# Tokens of one by flags, over two ranks. With more of them a row would go to each of the others whole, where NCCL sends parts.
-PLACES_OF_TWO = 2048
-# Tokens of the sums that are compared.
-_TRIES, _TRIES_OF_MANY = (1, 3, PLACES, 2, 1), (FEW + 1, PLACES_OF_TWO, PLACES)
+# Tokens of one by flags, over two ranks: NCCL is faster with more. A program with a wide row has many registers, so fewer are under way.
+PLACES_OF_TWO, _PLACES_OF_WIDE = 2048, 512
+_WIDE = 4096  # numbers of a row; of 5 120 NCCL adds up 1 024 tokens in 65 µs, and flags in 68 (`ranks_sums.json`)
+_TRIES = 1, 3, PLACES, 2, 1  # tokens of the sums that are compared
 _PATIENCE = 1 << 24  # looks at a flag while it is tried: seconds, as a kernel is compiled first
 _LONGEST_MEETING = datetime.timedelta(seconds=30)  # all ranks come at once; it takes milliseconds
 _WORDS = "CUDASymmetricMemory/"  # how torch calls them in a store, in front of their numbers
@@ -89,7 +89,8 @@ def _found(
         return None, f"not through peers' memory: {trouble or 'another rank cannot'}"
     about = f"those of up to {peers.most_tokens} tokens through peers' memory"
     if peers.many is not None:
-        trouble = _wrong(peers, peers.many, collectives, _TRIES_OF_MANY)
+        tries = FEW + 1, peers.many.places, PLACES
+        trouble = _wrong(peers, peers.many, collectives, tries)
         if not _all(collectives, not trouble, device):
             peers.keep_few()
             about = f"those of up to {peers.most_tokens} tokens through peers' memory, more not: {trouble or 'another rank cannot'}"
@@ -122,10 +123,15 @@ def _taken(size: int, width: int, dtype: torch.dtype, device: torch.device) -> T
 def _parts(size: int, width: int, dtype: torch.dtype) -> tuple[int, int, int]:
     """Bytes of a rank's memory: of words, of rows, and of these rows' flags."""
     words = 2 * size * PLACES * width * 2 * dtype.itemsize
+    places = places_by_flags(size, width)
+    return words, 2 * size * places * width * dtype.itemsize, size * places * torch.int32.itemsize
+
+
+def places_by_flags(size: int, width: int) -> int:
+    """Tokens of a sum by flags at most; 0 over more than two ranks, since a row would go to each of the others whole, where NCCL sends parts."""
     if size > 2:
-        return words, 0, 0
-    rows = 2 * size * PLACES_OF_TWO * width * dtype.itemsize
-    return words, rows, size * PLACES_OF_TWO * torch.int32.itemsize
+        return 0
+    return PLACES_OF_TWO if width <= _WIDE else _PLACES_OF_WIDE
 
 
 def _draw_level(collectives: GroupCollectives, device: torch.device) -> None:
@@ -190,7 +196,8 @@ def _joined(memory: Tensor, collectives: GroupCollectives, width: int, dtype: to
     stop, many = counts(1), None
     if flags:
         of_rows, of_flags = buffers + words, buffers + words + rows
-        many = Meeting(rank, of_rows, counts(PLACES_OF_TWO), stop, width, of_flags)
+        places = places_by_flags(collectives.size, width)
+        many = Meeting(rank, of_rows, counts(places), stop, width, of_flags)
     few = Meeting(rank, buffers, counts(PLACES), stop, width)
     return Peers(few, dtype, (memory, handle), many)  # `_all` waits until every rank's is empty
 

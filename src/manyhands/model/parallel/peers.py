@@ -18,7 +18,7 @@ from manyhands.model.layers import Norm
 if TYPE_CHECKING:
     from manyhands.model.kernels.one_shot import Meeting
 
-FEW = 64  # tokens of a sum up to which words are sooner there than flags
+FEW = 32  # tokens of a sum up to which words are sooner there than flags
 
 
 def is_recorded(x: Tensor) -> bool:
