@@ -5,7 +5,7 @@
     python -m benchmarks.life --models qwq-32b --ranks 2                          one network over two GPUs
 
 What the situations are: `manyhands/evaluation/life.py`. Each is measured three times in one process that got ready as
-a server does (`Engine.get_ready`), with memory full of prompts that are kept, as a server's is after a while: the first time it meets its passes (`fresh`), once more with the same draws and
+a server does (`Engine.get_ready`), in memory that is full of prompts which are kept, as a server's is after a while: the first time it meets its passes (`fresh`), once more with the same draws and
 other tokens (`warm`), and with other draws (`drawn anew`), whose runs differ in length and number, and so in their floor.
 Of the fresh figures only the first situation's are those of a fresh process: what one has recorded serves
 the next. Teams are made up, but for some: `hogwild` itself over a shared prompt, whose rows draw from eleven tokens, so that
@@ -66,7 +66,6 @@ from manyhands.evaluation.life import (
     Kind,
     Situation,
     crowd_equals_alone,
-    fill_memory,
     live,
     one_team,
 )
@@ -204,7 +203,6 @@ class Life:
             began = time.perf_counter()
             engine.get_ready()
             self.results.put(get_ready_seconds=round(time.perf_counter() - began, 2))
-            self.results.put(prompts_kept=fill_memory(engine))
             keep_loaded()  # as the command line does
             with self.clocks:
                 for situation in self.situations:
@@ -283,7 +281,6 @@ class Life:
             save_small(place, Shape(TINY.title, {**TINY.config, "head_dim": 8}))
             alone = self._load(place, "float32", 16384, None)
         engine = self._load(place, "float32", 16384, self.world)
-        fill_memory(engine, prompt=100)
         equal, wrong = crowd_equals_alone(engine, alone)
         self.results.put(gate={"rows_equal": equal, "rows_that_differ": wrong})
         self.clock.say(f"gate: {equal} rows equal, {wrong} differ")

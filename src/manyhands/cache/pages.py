@@ -189,6 +189,12 @@ class PagePool:
         return len(self._free) + spares + self._num_waiting
 
     @property
+    def num_bare_pages(self) -> int:
+        """Those of them that are neither spares nor hold a copy which waits."""
+        self._collect()
+        return len(self._free)
+
+    @property
     def _num_waiting(self) -> int:
         """Pages of copies that no block has been given."""
         return sum([len(strip.pages) for place in self._fronts for strip in place.fronts])

@@ -78,14 +78,12 @@ def _life(options: BenchOptions) -> None:
     notes = Notes()
     model = name_of(options.model)
     engine = load_wordless_engine(model, options, notes)
-    from manyhands.evaluation.life import at_best, everyday, fill_memory, live  # imports torch
+    from manyhands.evaluation.life import at_best, everyday, live  # imports torch
 
     if not options.json:
         say(f"{_what(model, engine, options)}; {counted(passes, 'pass')} each, milliseconds")
         say(_LIFE_HEAD)
     get_ready(engine)
-    if engine.facts.is_on_gpu and not engine.facts.num_states:  # elsewhere nothing is planned ahead
-        fill_memory(engine)
     floor_of = at_best(engine)
     found: list[dict[str, Any]] = []
     for situation in everyday(passes, small=not engine.facts.is_on_gpu):

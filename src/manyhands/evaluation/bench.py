@@ -61,18 +61,12 @@ def fill(engine: Engine, block: Block, num_tokens: int, *, seed: int) -> Block:
             "layers of this network keep one state of a text, and a bench makes histories up that were never fed",
             hint="time a real run: manyhands solve --method sequential",
         )
-    size = engine.facts.vocab_size
-    append_made_up(engine, block, [index % size for index in range(num_tokens)], seed=seed)
-    return block
-
-
-def append_made_up(engine: Engine, block: Block, tokens: Sequence[int], *, seed: int) -> None:
-    """Append tokens to `block` with keys and values that are made up; OutOfMemory if they do not fit."""
-    engine.pool.reserve([(block, len(tokens))])
+    engine.pool.reserve([(block, num_tokens)])
     engine.pool.make_moves(engine.executor.move)
-    start, stop = block.num_tokens, block.num_tokens + len(tokens)
+    start, stop = block.num_tokens, block.num_tokens + num_tokens
     engine.executor.make_up(places_of(block, start, stop, engine.pool), seed)
-    block.tokens.extend(tokens)
+    block.tokens.extend(index % engine.facts.vocab_size for index in range(num_tokens))
+    return block
 
 
 def seat(engine: Engine, history: Block, workers: int, desk: int, *, seed: int = 1) -> Cast:

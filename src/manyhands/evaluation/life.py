@@ -10,8 +10,8 @@ that speed when it is not:
 A *Situation* is a crowd: how many runs of which kind are under way at a time, how long each lasts, how long
 its prompt is. What the runs do is drawn from a seeded generator and not from the model, so it is the same on
 every machine and for every network. A pass is timed as a user waits for it: `engine.step()`, with strategies,
-planning, moves, network and choice. Memory that has served for a while is full of what is kept for later: `fill_memory` has it so
-from the beginning.
+planning, moves, network and choice. Memory that has served for a while is full of what is kept for later, and so it is
+here in each pass (`fill_memory`).
 
 The kinds of runs:
 
@@ -39,13 +39,7 @@ from manyhands.engine.engine import Engine
 from manyhands.engine.loop import run_passes
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.run import Run
-from manyhands.evaluation.bench import (
-    HEADER_TOKENS,
-    MARKER_TOKENS,
-    append_made_up,
-    copy_bandwidth,
-    fill,
-)
+from manyhands.evaluation.bench import HEADER_TOKENS, MARKER_TOKENS, copy_bandwidth, fill
 from manyhands.strategies.base import Answer, Reserve, Sent, Strategy
 
 STEP_PREFIX = 6  # tokens that begin a step: its writer's name and number
@@ -227,6 +221,7 @@ def live(
     told, came = dict[Run, tuple[int, float]](), dict[Run, float]()
     with closing(run_passes(engine, crowd, sum(count for count, _ in situation.crowd))) as passes:
         for each in passes:
+            fill_memory(engine)
             for kind, run in each.runs:
                 if run.done:
                     run.result()  # raises what went wrong
@@ -265,25 +260,23 @@ def live(
 
 
 def fill_memory(engine: Engine, *, prompt: int = 1000) -> int:
-    """Have all of the memory hold prompts of so many tokens that no run reads any more; how many there are.
+    """Have pages on which nothing lies hold prompts of so many tokens that no run reads; how many prompts there are now.
 
-    Their keys are made up, so none of them may be asked for again. Raises UnsupportedModel for a network that keeps states of
-    texts: none can be made up.
+    Their keys are never written, so none of them may be asked for again. Of a network that keeps states of texts memory stays as it
+    is, since such a prompt has one.
     """
-    made_up, rng = (
-        _MadeUp(engine.facts.vocab_size, 0),
-        random.Random("prompts that were asked before"),
-    )
-    count = 0
-    while engine.pool.num_free_pages * engine.pool.page_size > 2 * prompt:
-        lease = engine.prefixes.lease([made_up(prompt, rng)])
-        assert lease is not None, "no other run writes"
+    pool, tree = engine.pool, engine.prefixes
+    made_up = _MadeUp(engine.facts.vocab_size, 0)
+    rng = random.Random(tree.num_tokens_added)  # so that each call has others
+    while not engine.facts.num_states and pool.num_bare_pages * pool.page_size > 2 * prompt:
+        lease = tree.lease([made_up(prompt, rng)])
+        assert lease is not None, "no block of the tree that it leads into is being written"
         with closing(lease):
             for row in lease.rows([0], prompt):
-                append_made_up(engine, row.view.own, row.feed, seed=count)
+                pool.reserve([(row.view.own, len(row.feed))])
+                row.view.own.tokens.extend(row.feed)
             lease.settle()
-        count += 1
-    return count
+    return tree.num_tokens // prompt
 
 
 class _Crowd:
@@ -429,6 +422,7 @@ def crowd_equals_alone(
     situation = Situation("gate", tuple((3, kind) for kind in kinds), 0)
 
     def written(engine: Engine, *, alone: bool) -> list[list[Tokens]]:
+        fill_memory(engine, prompt=100)
         crowd = _Crowd(engine, situation, seed)
         found: list[list[Tokens]] = []
         strategies = []
