@@ -270,6 +270,7 @@ def gpu_tests() -> str:
         "gpu_memcheck_small_in_eight",
         "gpu_memcheck_append",
         "gpu_memcheck_queries",
+        "gpu_memcheck_experts",
         "gpu_racecheck",
     ):
         found = result(name)

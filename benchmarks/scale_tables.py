@@ -128,7 +128,12 @@ _PARTS = ("ms_linears", "ms_attention", "ms_collectives", "ms_rest", "ms_idle")
 
 
 # Life over two GPUs; and one call in which passes were begun ahead and one in which none was, both with sums by NCCL.
-_LIVED = ("life_over_2_qwq-32b", "life_over_2_crowds_qwen3-8b", "life_over_2_teams_qwen3-8b")
+_LIVED = (
+    "life_over_2_qwq-32b",
+    "life_over_2_lone_qwen3-8b",
+    "life_over_2_crowds_qwen3-8b",
+    "life_over_2_teams_qwen3-8b",
+)
 _AHEAD, _APART = "life_over_2_nccl_qwen3-8b", "life_over_2_apart_qwen3-8b"
 
 
@@ -180,6 +185,21 @@ def life_ranks_ahead() -> str:
     return table([*heads, "tokens/s, none", "begun"], rows)
 
 
+def life_ranks_kept() -> str:
+    """Teams in memory that is full of kept prompts: as it is, as if these pages were not to be had, and with Python's own collections of garbage."""
+    found = _perhaps("life_over_2_kept_in_turns_qwen3-8b")
+    rows = [
+        [
+            line["variant"].replace("_", " "),
+            line["when"],
+            *(f"{line[f'{key}_ms']:.1f}" for key in ("mean", "p50", "p99", "worst", "gap_p99")),
+            f"{line['tokens_per_second']:.0f}",
+        ]
+        for line in sorted(found.get("situations", []), key=lambda line: line["variant"])
+    ]
+    return table(["", "", "mean", "p50", "p99", "worst", "gap, p99", "tokens/s"], rows)
+
+
 def _of_fresh(file: str) -> list[dict[str, Any]]:
     return [line for line in _perhaps(file).get("situations", []) if line["when"] == "fresh"]
 
@@ -190,19 +210,23 @@ def sums() -> str:
 
 
 def sums_of_many() -> str:
-    """The same by NCCL, by words and by flags, also of many tokens: of the kernel as it is, or else of its draft."""
-    name = next((each for each in ("ranks_sums", "draft_ranks_sums") if _perhaps(each)), "")
-    return _sums(name, {"words": "by words", "flags": "by flags"})
+    """The same by NCCL, by words and by flags, also of many tokens; and by the draft of the kernel with flags."""
+    ways = {"words": "by words", "flags": "by flags"}
+    return _sums("ranks_sums", ways, {"draft_ranks_sums": "by flags, a draft"})
 
 
-def _sums(name: str, ways: dict[str, str]) -> str:
-    lines = _perhaps(name).get("sums", [])
+def _sums(name: str, ways: dict[str, str], drafts: dict[str, str] | None = None) -> str:
+    """By the ways of a file; of others, its drafts, by flags alone."""
+    found = {(*_size(line), line["by"]): line["us"] for line in _perhaps(name).get("sums", [])}
+    for draft in drafts or {}:
+        lines = (line for line in _perhaps(draft).get("sums", []) if line["by"] == "flags")
+        found |= {(*_size(line), draft): line["us"] for line in lines}
     rows = []
-    for size in dict.fromkeys(map(_size, lines)):
-        found = {line["by"]: line["us"] for line in lines if _size(line) == size}
-        shown = (f"{found[way]:.1f}" if way in found else "" for way in ("nccl", *ways))
-        rows.append([*map(str, size), *shown])
-    return table(["width", "tokens", "NCCL, then a launch", *ways.values()], rows)
+    for size in sorted({where[:2] for where in found}, key=lambda size: (-size[0], size[1])):
+        shown = (found.get((*size, way)) for way in ("nccl", *ways, *(drafts or ())))
+        rows.append([*map(str, size), *("" if us is None else f"{us:.1f}" for us in shown)])
+    heads = ["width", "tokens", "NCCL, then a launch", *ways.values(), *(drafts or {}).values()]
+    return table(heads, rows)
 
 
 def _size(line: dict[str, Any]) -> tuple[int, int]:
@@ -228,6 +252,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "kills": kills,
     "life_ranks": life_ranks,
     "life_ranks_ahead": life_ranks_ahead,
+    "life_ranks_kept": life_ranks_kept,
     "ranks": ranks,
     "spread": spread,
     "sums": sums,

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import gc
 
-# In processes that serve: objects made from one collection to the next, and how many of those that look at more come between two full ones.
-# Nothing of a run stands in cycles, and yet a full one walks over the tokens, blocks and events of all runs, while they wait.
-_MADE, _BETWEEN_FULL = 2_000, 1_000
+# In processes that serve, as `gc.set_threshold` has it: objects made from one collection to the next; of these how many come between
+# two that look at what those before have left; and of those between two full ones. Nothing of a run stands in cycles, and yet a full one
+# walks over the tokens and blocks of all runs while they wait, and one of the middle kind over all since the last.
+_SELDOM = 2_000, 2, 5_000
 _NEAR = 0.4  # share of the objects that make a collection due; a wait for the host makes fewer than are left
 
 
@@ -35,4 +36,4 @@ def keep_loaded() -> None:
     """
     gc.collect()  # or garbage would stay
     gc.freeze()
-    gc.set_threshold(_MADE, gc.get_threshold()[1], _BETWEEN_FULL)
+    gc.set_threshold(*_SELDOM)
