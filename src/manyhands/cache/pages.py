@@ -190,7 +190,7 @@ class PagePool:
 
     @property
     def num_bare_pages(self) -> int:
-        """Those of them that are neither spares nor hold a copy which waits."""
+        """Free pages that are neither spares nor hold a copy which waits."""
         self._collect()
         return len(self._free)
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import gc
 
-# In processes that serve, as `gc.set_threshold` has it: objects made from one collection to the next; of these how many come between
-# two that look at what those before have left; and of those between two full ones. Nothing of a run stands in cycles, and yet a full one
+# In processes that serve, as `gc.set_threshold` has it: objects made from one collection to the next; how many of these come between
+# two that look at what they have left; and how many of the latter between two full ones. Nothing of a run stands in cycles, and yet a full one
 # walks over the tokens and blocks of all runs while they wait, and one of the middle kind over all since the last.
 _SELDOM = 2_000, 2, 5_000
 _NEAR = 0.4  # share of the objects that make a collection due; a wait for the host makes fewer than are left
