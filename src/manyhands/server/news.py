@@ -54,7 +54,7 @@ class News:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self._readers: set[_Reader] = set()
+        self._readers: dict[_Reader, None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_called = False
         self._end: Callable[[], None] = lambda: None
@@ -146,11 +146,11 @@ class News:
         self, handle: Handle, *, wants_all: bool, news: asyncio.Event
     ) -> Iterator[_Reader]:
         reader = _Reader(handle, wants_all, news)
-        self._readers.add(reader)
+        self._readers[reader] = None
         try:
             yield reader
         finally:
-            self._readers.discard(reader)
+            self._readers.pop(reader, None)
 
     def _call(self) -> None:
         """In the service's thread."""
