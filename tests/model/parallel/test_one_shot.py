@@ -5,11 +5,14 @@ On GPUs, with a process each: `tests/engine/ranks/test_on_gpus.py`.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed import _symmetric_memory as symmetric
 
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
@@ -18,6 +21,7 @@ from manyhands.model.kernels import one_shot
 from manyhands.model.kernels.norms import join
 from manyhands.model.kernels.one_shot import Meeting, meet
 from manyhands.model.layers import Form, Norm
+from manyhands.model.parallel import finding
 from manyhands.model.parallel.peers import Peers
 
 pytestmark = pytest.mark.skipif(
@@ -239,3 +243,42 @@ def test_peers_make_no_norms_of_two_forms() -> None:
     assert peers.num_made == 0
     assert torch.equal(peers.sum(x), summed)
     assert peers.num_made == 1
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_words_rows_and_flags_lie_apart_in_the_memory_of_each_rank(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each way is used with the most tokens that it may have, the last places too, and none spoils what another has under way."""
+    torch.manual_seed(1)
+    monkeypatch.setattr(finding, "PLACES", 3)
+    monkeypatch.setattr(finding, "PLACES_OF_TWO", 5)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(finding, "_bounded", lambda group: nullcontext())
+    dtype = torch.float32
+    memories = [
+        torch.full((sum(finding._parts(size, WIDTH, dtype)),), 7, dtype=torch.uint8)
+        for _ in range(size)
+    ]
+    addresses = [memory.data_ptr() for memory in memories]
+    handle = SimpleNamespace(buffer_ptrs=addresses)
+    monkeypatch.setattr(symmetric, "rendezvous", lambda memory, group: handle)
+    found = []
+    for rank, memory in enumerate(memories):
+        group: Any = SimpleNamespace(rank=rank, size=size, group="all")
+        found.append(finding._joined(memory, group, WIDTH, dtype))
+    assert all((peers.many is not None) is (size == 2) for peers in found)
+    meetings: list[list[Meeting]] = [[peers.meeting for peers in found]]
+    if size == 2:
+        meetings.append([many for peers in found if (many := peers.many) is not None])
+    for _ in range(3):  # both halves, and the first one again
+        pushed = []
+        for each in meetings:
+            parts = parts_of(size, each[0].places)
+            for meeting, part in zip(each, parts, strict=True):
+                meet(meeting, None, part, pull=False)
+            pushed.append((each, parts))
+        for each, parts in pushed:
+            expected = sum(parts[1:], parts[0])
+            for meeting, part in zip(each, parts, strict=True):
+                assert torch.equal(meet(meeting, None, part, push=False, patience=1)[0], expected)
