@@ -521,9 +521,7 @@ class Service(OfOneProcess):
             with self._engine.inside:
                 self._has_begun.set()
                 while self._wait_for_runs():
-                    with closing(run_passes(self._engine, self._take, self.max_live)) as passes:
-                        for each in passes:
-                            self._hand_over(each)
+                    self._make_passes()
                     self._look(math.inf)
         except BaseException as error:
             with self._changed:
@@ -531,6 +529,12 @@ class Service(OfOneProcess):
         finally:
             self._end_all()
             self._has_begun.set()
+
+    def _make_passes(self) -> None:
+        """Until no run is left. Its own frame, for the runs of the newest pass are not held while there is none."""
+        with closing(run_passes(self._engine, self._take, self.max_live)) as passes:
+            for each in passes:
+                self._hand_over(each)
 
     def _wait_for_runs(self) -> bool:
         """Sleep until there is a run; False when there will be no more."""
