@@ -679,3 +679,30 @@ def test_of_a_marker_that_was_evicted_no_copy_is_made() -> None:
     assert not pool._moves
     pool.give_front(second, marker)
     assert pool.place(second).offset == 2
+
+
+def test_a_block_that_is_kept_holds_no_pages_that_were_given_ahead() -> None:
+    """Else whatever is kept for hours has some, and they are counted over and over."""
+    pool = PagePool(40, 2)
+    written, live = grown(pool, 4), grown(pool, 3)
+    strip = pool.place(written).strip
+    assert pool.lend([(strip, 3)])
+    assert (len(strip.pages), len(pool._free)) == (4, 34)
+    generation = pool.generation
+    pool.grows_no_more(written.freeze())
+    assert (len(strip.pages), len(pool._free)) == (2, 36)
+    assert pool.generation == generation, "what was planned stays true"
+    pool.grows_no_more(written)
+    assert len(pool._free) == 36
+    assert pool.lend([(pool.place(live).strip, 3)])
+    assert list(pool._spares) == [pool.place(live).strip]
+
+
+def test_strips_that_have_used_what_they_were_lent_are_forgotten() -> None:
+    pool = PagePool(40, 2)
+    blocks = [grown(pool, 2) for _ in range(5)]
+    for block in blocks:
+        assert pool.lend([(pool.place(block).strip, 2)])
+        pool.reserve([(block, 2)])
+        assert len(pool._spares) <= 1
+    assert len(pool._free) == 40 - 2 * 5

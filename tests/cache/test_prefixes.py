@@ -196,6 +196,9 @@ class Trees(RuleBasedStateMachine):
         assert pool.num_free_pages == pool.num_pages
 
 
+PROMPT = (1, 2, 3, 4, 5)
+
+
 def leased(machine: Machine, prompts: list[tuple[int, ...]]) -> Lease:
     lease = machine.tree.lease(prompts)
     assert lease is not None
@@ -246,6 +249,28 @@ def test_what_was_written_behind_a_prompt_is_found_by_the_next_turn() -> None:
     assert machine.num_fed == fed + 1
     assert machine.read(turn, 0) == (1, 2, 3, 4, 5, 6, 7, 9)
     assert leased(machine, [(1, 2, 3, 4, 5, 6, 7, 8)]).found == (8,)
+
+
+def test_what_is_kept_holds_no_pages_that_were_given_ahead() -> None:
+    """However many prompts and replies are kept: pages are given ahead to what is written, and it is kept with them."""
+    machine = Machine()
+    pool, tree = machine.pool, machine.tree
+    for number in range(20):
+        lease = tree.lease([(number, *PROMPT)])
+        assert lease is not None
+        while rows := lease.rows([0], 100):
+            machine.run(rows)
+            pool.lend([(pool.place(row.view.own).strip, 2 * PAGE_SIZE) for row in rows])
+            lease.settle()
+        own = Block()
+        machine.run([Row(View([*lease.path(0), own]), (7, number))])
+        pool.lend([(pool.place(own).strip, 2 * PAGE_SIZE)])
+        lease.enter(0, [own])
+        lease.close()
+        del own
+    assert not pool._spares
+    for place in pool._places.values():
+        assert pool.num_slots_left(place.strip) < PAGE_SIZE
 
 
 def test_what_is_there_already_is_not_kept_twice() -> None:

@@ -73,6 +73,27 @@ def test_slots_come_back_with_their_blocks() -> None:
     assert book.num_free == 2
 
 
+def test_many_slots_are_made_free_without_counting_all_that_is_kept_behind_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No more is let go than is needed; and nothing is asked for once nothing goes."""
+    kept: list[Block] = []
+    book = StateBook(40, lambda: bool(kept) and kept.pop() is not None)
+    for slot in range(1, 41):
+        kept.append(filled := Block())
+        filled.tokens.append(slot)
+        book.hold(filled, slot)
+    del filled
+    counts: list[int] = []
+    count = StateBook._used
+    monkeypatch.setattr(StateBook, "_used", lambda each: counts.append(1) or count(each))
+    assert book.make_room(30)
+    assert (len(kept), book.num_free) == (10, 30)
+    assert len(counts) <= 3
+    assert not book.make_room(41)
+    assert not kept
+
+
 def test_too_few_slots_are_said_and_kept_blocks_go_first() -> None:
     kept = [Block(), Block()]
     book = StateBook(3, lambda: bool(kept) and kept.pop() is not None)

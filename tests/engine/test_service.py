@@ -10,8 +10,11 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from fractions import Fraction
 from typing import Any
 
@@ -712,6 +715,87 @@ def test_an_error_that_a_strategy_has_handled_holds_nothing() -> None:
         assert engine.pool.num_free_pages == engine.pool.num_pages
     finally:
         gc.enable()
+
+
+def _slipping() -> Strategy:
+    yield Step([Row(View([Block()]), (1, 2))])
+    raise ZeroDivisionError("a slip")
+
+
+MANY = 10_000  # tokens
+WITHOUT_ANSWER: dict[str, Callable[[], Strategy]] = {
+    "a slip": _slipping,
+    "never fits": lambda: counting((1,), 3, Reserve(1 << 30, 1)),
+    "cancelled": lambda: counting((1,), MANY),
+    "too late": lambda: counting((1,), MANY),
+}
+
+
+@pytest.mark.parametrize("way", ["result", "await", "outcome"])
+@pytest.mark.parametrize("name", WITHOUT_ANSWER)
+def test_a_run_that_ends_without_an_answer_waits_for_no_collection(name: str, way: str) -> None:
+    """Its error holds none of the frames through which it was raised again: from these a way leads to its events and to other runs."""
+    gc.collect()
+    gc.disable()
+    try:
+        with Service(scheduler()) as service:
+            other = service.submit(counting((1,), 40))
+            deadline = 0.05 if name == "too late" else None
+            gone = _ended_without_answer(service, WITHOUT_ANSWER[name](), name, way, deadline)
+            other.result(SOON)
+            ends_at = time.monotonic() + SOON / 10
+            while any(each() is not None for each in gone) and time.monotonic() < ends_at:
+                time.sleep(0.01)  # the service's thread may still be at it
+            assert [each() for each in gone] == [None, None]
+    finally:
+        gc.enable()
+
+
+def _ended_without_answer(
+    service: Service, strategy: Strategy, name: str, way: str, deadline: float | None
+) -> list[weakref.ref[Any]]:
+    """References to the handle and the run, of which the caller knows the end."""
+    handle = service.submit(strategy, deadline=deadline, lifecycle=True)
+    while handle._run is None:
+        time.sleep(0.001)
+    gone: list[weakref.ref[Any]] = [weakref.ref(handle), weakref.ref(handle._run)]
+    if name == "cancelled":
+        handle.cancel()
+    while not handle.done:
+        time.sleep(0.001)
+    with suppress(Exception):
+        if way == "await":
+            asyncio.run(_awaited(handle))
+        elif way == "result":
+            handle.result()
+    assert isinstance(handle.outcome, Exception)
+    del handle
+    return gone
+
+
+async def _awaited(handle: Handle) -> Answer:
+    try:
+        return await handle
+    finally:
+        del handle
+
+
+def test_an_error_that_is_asked_for_again_and_again_does_not_grow() -> None:
+    """A page that lists runs asks each time."""
+
+    def num_frames() -> int:
+        with pytest.raises(ZeroDivisionError) as caught:
+            handle.result(SOON)
+        return len(caught.traceback)
+
+    with Service(scheduler()) as service:
+        handle = service.submit(_slipping())
+        assert num_frames() == num_frames() == num_frames()
+        assert isinstance(handle.outcome, Exception)
+        assert handle.outcome.__traceback__ is not None
+        assert "_slipping" in {
+            each.name for each in traceback.extract_tb(handle.outcome.__traceback__)
+        }
 
 
 @pytest.mark.parametrize("door", ["its bound", "its farewell"])

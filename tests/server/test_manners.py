@@ -31,6 +31,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import manyhands.server as server_room
+from manyhands.engine.seating import Seating
 from manyhands.errors import InvalidRequest, OutOfMemory
 from manyhands.schema.openai import InvalidField
 from manyhands.server import connection, process
@@ -42,6 +43,7 @@ from manyhands.server.keys import ANYBODY, Keys
 from manyhands.server.limits import Limits
 from manyhands.server.metrics import Metrics
 from manyhands.server.process import Place, check_place, listening
+from manyhands.server.runs import ServedRun
 from manyhands.server.streams import EventStream
 from manyhands.text import Text, grammar
 from tests.server.house import NAME, TEXT, House, Model, connected, make_house, raw, running, soon
@@ -641,6 +643,29 @@ def test_clients_that_leave_take_their_runs_with_them(slow: House) -> None:
     assert slow.front.news.num_readers == 0
     assert soon(lambda: threading.active_count() <= threads + 2)
     assert post(slow, body()).status_code == 200
+
+
+@pytest.mark.parametrize("kind", [connection.Connection, ServedRun, Seating])
+def test_what_clients_have_asked_waits_for_no_collection(kind: type) -> None:
+    """Full collections are seldom in a server: circles would keep what was asked, and events, for hours."""
+
+    def num_there() -> int:
+        return sum(isinstance(each, kind) for each in gc.get_objects())
+
+    gc.collect()
+    num_before = num_there()
+    gc.disable()
+    try:
+        with running(make_house(Model(seconds=SLOW), run_seconds=0.1, kept_runs=0)) as house:
+            assert post(house, body()).status_code == 200
+            assert post(house, body(max_tokens=1900)).status_code == 504
+            assert post(house, body(model=f"{NAME}:hogwild-2", max_tokens=None)).status_code == 504
+            with streaming(house) as client:
+                assert status(client) == 200
+            assert soon(lambda: not house.front.runs.live)
+            assert soon(lambda: num_there() <= num_before, seconds=5)
+    finally:
+        gc.enable()
 
 
 def test_a_client_that_leaves_before_its_answer_ends_its_run(slow: House) -> None:

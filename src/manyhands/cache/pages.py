@@ -424,8 +424,24 @@ class PagePool:
             journal.keep(self, "_spares")
             for strip, size in wanted:
                 self._add_pages(strip, size)
-            self._spares = self._spares | dict.fromkeys(strip for strip, _ in wanted)
+            mine = dict.fromkeys((*self._spares, *(strip for strip, _ in wanted)))
+            self._spares = {strip: None for strip in mine if self._num_spare_pages(strip)}
         return True
+
+    def grows_no_more(self, block: Block) -> None:
+        """A frozen block is to be kept: pages that its strip was given ahead are free.
+
+        Else all that is ever kept would hold some. The step that goes on has room for it alone, so plans stay true.
+        """
+        assert block.frozen, block
+        self._collect()
+        strip = self.place(block).strip
+        if strip not in self._spares:
+            return
+        with self._journal as journal:
+            journal.keep(self, "_spares")
+            self._shrink(strip, strip.num_tokens)
+            self._spares = {other: None for other in self._spares if other is not strip}
 
     def _take_spares_back(self) -> None:
         with self._journal as journal:

@@ -566,6 +566,8 @@ class Lease:
         for node in written:
             assert node.block is not None, "what is fed is in the tree"
             node.block.freeze()
+            if pool is not None:
+                pool.grows_no_more(node.block)
             node.feeder = None
             del self._feeding[node]
         for node in written:
@@ -589,6 +591,7 @@ class Lease:
             if pool.is_evicted(block) or (grown := self._tree._grow(node, block.freeze())) is None:
                 is_whole = False
                 break
+            pool.grows_no_more(block)
             node = grown
         self._tree._is_changing = False
         if is_whole and node is not self._leaves[index]:

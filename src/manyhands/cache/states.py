@@ -214,8 +214,12 @@ class StateBook:
 
     def make_room(self, num_slots: int) -> bool:
         """Have so many slots free, with the help of the keepers. False if it cannot be."""
-        while self.num_free < num_slots:
-            if not self._let_go():
+        while (missing := num_slots - self.num_free) > 0:
+            # Each that goes has one slot at most: to count all of them behind each would take long where many are kept.
+            num_gone = 0
+            while num_gone < missing and self._let_go():
+                num_gone += 1
+            if not num_gone:
                 return False
         return True
 
@@ -233,18 +237,21 @@ class StateBook:
     def _tidy(self, before_step: Callable[[Block], int]) -> None:
         """Forget what was gone before: blocks, and states of lengths that no block has or can go back to."""
         texts = {}
-        for reference, text in self._texts.items():
-            if (block := reference()) is None or not block.num_tokens:
+        for reference, text in self._texts.items():  # as many as are kept, in every pass
+            if (block := reference()) is None or not (size := len(block.tokens)):
                 continue
             texts[reference] = text
-            if len(text.slots) > 1 or block.num_tokens not in text.slots:
-                sizes = (block.num_tokens, before_step(block))
+            if len(text.slots) > 1 or size not in text.slots:
+                sizes = (size, before_step(block))
                 text.slots = {n: slot for n, slot in text.slots.items() if n in sizes}
         self._texts = texts
 
     def _used(self) -> set[int]:
-        alive = (text for reference, text in self._texts.items() if reference() is not None)
-        return {slot for text in alive for slot in text.slots.values()}
+        used: set[int] = set()
+        for reference, text in self._texts.items():
+            if reference() is not None:
+                used.update(text.slots.values())
+        return used
 
     def _check(self, row: Row, growth: Mapping[Block, int]) -> _Text:
         """The text of a row's own block. A view that was walked is held against the length before that block alone."""

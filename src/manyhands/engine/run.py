@@ -288,15 +288,25 @@ class Run:
 
     def result(self) -> Answer:
         """The answer of a run that is done; raises what the strategy raised."""
-        if isinstance(self.outcome, Exception):
-            raise self.outcome
-        if self.outcome is None:
-            if self.done:
-                raise RunCancelled("the run was cancelled and has no answer")
+        if self.outcome is None and not self.done:
             raise InvalidRequest(
                 "the run has not ended yet and has no answer",
                 hint="Call engine.step() until run.done.",
             )
+        end = self.end
+        if not isinstance(end, Exception):
+            return end
+        try:
+            raise end
+        finally:
+            del self, end  # the error's traceback has this frame: a circle
+
+    @property
+    def end(self) -> Answer | Exception:
+        """Of a run that is done, what `result` returns or raises. An error that was not raised again holds no frames of its readers."""
+        assert self.done or self.outcome is not None, "it has not ended"
+        if self.outcome is None:
+            return RunCancelled("the run was cancelled and has no answer")
         return self.outcome
 
     def _advance(self, move: Callable[[Any], Asked], sent: object, *, num_passes: int = 0) -> None:

@@ -15,7 +15,9 @@ class Seating(Recorder):
     """A Recorder of views alone. Blocks have the numbers that a trace of the run gives them."""
 
     def __init__(self) -> None:
-        super().__init__(self._take)
+        # A method of its own would be a circle, which waits for a collection of garbage.
+        self._lines: list[Line] = []
+        super().__init__(self._lines.append)
         self._new: dict[int, str] = {}  # blocks that no event has named yet
         self._seats: dict[str, int] = {}  # of each writer, the number of the view that it reads
 
@@ -27,13 +29,11 @@ class Seating(Recorder):
             if row.writer is not None and self._seats.get(row.writer) != number:
                 self._seats[row.writer] = number
                 views[row.writer] = self._ids(row.view)
+        self._new |= {line["id"]: line["name"] for line in self._lines if line["kind"] == "block"}
+        self._lines.clear()
         if views:
             blocks, self._new = self._new, {}
             yield ViewsChanged(forward_pass, views, blocks)
-
-    def _take(self, line: Line) -> None:
-        if line["kind"] == "block":
-            self._new[line["id"]] = line["name"]
 
     def _ids(self, view: View) -> tuple[BlockIds, ...]:
         return tuple(block_ids(self._item(item)) for item in view.items)

@@ -40,6 +40,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequen
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import TracebackType
 from typing import Any, NamedTuple
 
 from manyhands.cache.sheets import ShelfCounts
@@ -131,6 +132,7 @@ class Handle(OfOneProcess):
         self._log: list[Moment] = []
         self._first = 0  # number of the first moment that is kept
         self._outcome: Answer | Exception | None = None  # None: not yet
+        self._way: TracebackType | None = None  # of an error, to where it was caught first
         self._run: Run | None = None  # once it has begun
         self._said = Inbox()  # before that
         self._wakers: list[partial[Any]] = []  # of asyncio's loops
@@ -184,11 +186,21 @@ class Handle(OfOneProcess):
         if wait != 0:
             self._check_waits()
         with self._news:
-            if not self._news.wait_for(lambda: self.done, wait):
+            if not self._news.wait_for(partial(getattr, self, "done"), wait):
                 raise TimeoutError(f"the run has not ended after {wait:g} s")
-        if isinstance(self._outcome, Exception):
-            raise self._outcome
-        assert self._outcome is not None, "it is done"
+        outcome = self._outcome
+        assert outcome is not None, "it is done"
+        if not isinstance(outcome, Exception):
+            return outcome
+        try:
+            # As it came: else each call would leave the frames of its callers there, one behind the other.
+            raise outcome.with_traceback(self._way)
+        finally:
+            del self, outcome  # the error's traceback has this frame: a circle
+
+    @property
+    def outcome(self) -> Answer | Exception | None:
+        """The answer, or what ended the run; None before its end. Unlike `result` it raises nothing, so that no traceback holds the caller."""
         return self._outcome
 
     def __iter__(self) -> Iterator[Event]:
@@ -293,7 +305,10 @@ class Handle(OfOneProcess):
             while not self.done:
                 await news.wait()
                 news.clear()
-        return self.result()
+        try:
+            return self.result()
+        finally:
+            del self  # see `result`
 
     @contextmanager
     def _waking(self) -> Iterator[asyncio.Event]:
@@ -319,6 +334,8 @@ class Handle(OfOneProcess):
                 self._log.append(Moment(num_passes, now, self._end, tuple(events)))
                 if self.num_events_kept >= 2 * self._max_events:
                     self._forget()
+            if isinstance(outcome, Exception):
+                self._way = outcome.__traceback__
             self._outcome = outcome
             self._news.notify_all()
             for wake in self._wakers:
@@ -504,9 +521,7 @@ class Service(OfOneProcess):
             with self._engine.inside:
                 self._has_begun.set()
                 while self._wait_for_runs():
-                    with closing(run_passes(self._engine, self._take, self.max_live)) as passes:
-                        for each in passes:
-                            self._hand_over(each)
+                    self._make_passes()
                     self._look(math.inf)
         except BaseException as error:
             with self._changed:
@@ -514,6 +529,12 @@ class Service(OfOneProcess):
         finally:
             self._end_all()
             self._has_begun.set()
+
+    def _make_passes(self) -> None:
+        """Until no run is left. Its own frame, for the runs of the newest pass are not held while there is none."""
+        with closing(run_passes(self._engine, self._take, self.max_live)) as passes:
+            for each in passes:
+                self._hand_over(each)
 
     def _wait_for_runs(self) -> bool:
         """Sleep until there is a run; False when there will be no more."""
@@ -663,12 +684,10 @@ def _seconds_to_end(deadline: Any) -> float:
 
 def _ended(run: Run) -> tuple[list[Event], Answer | Exception]:
     """The last events of a run and its end; what it has cost comes last, if it has an answer."""
-    events = run.take_events()
-    try:
-        answer = run.result()
-    except Exception as error:
-        return events, error
-    return [*events, UsageCounted(run.usage.forward_passes, run.usage)], answer
+    events, end = run.take_events(), run.end
+    if isinstance(end, Answer):
+        events.append(UsageCounted(run.usage.forward_passes, run.usage))
+    return events, end
 
 
 def _too_late(handle: Handle) -> DeadlineExceeded:

@@ -90,6 +90,11 @@ class _Transport:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
+    def forget(self) -> None:
+        """The connection is over: nobody is called any more."""
+        self._is_over = lambda: True
+        self._linger = self._watch = lambda: None
+
     def write(self, data: bytes) -> None:
         """Send bytes; none behind the end, and none of an answer's beginning twice."""
         if self._num_begun and data:
@@ -387,6 +392,10 @@ class Connection(H11Protocol):
         self._look_no_more()
         self._watch_no_more()
         super().connection_lost(exc)
+        # All of these lead back here: circles, which would wait for a collection of garbage with whatever was asked.
+        self.cycle, self._streaming = None, None  # type: ignore[assignment]  # as before a request
+        self.scope, self.app_state = None, {}  # type: ignore[assignment]
+        self._own.forget()
 
     def send_400_response(self, msg: str) -> None:
         """The bytes that came are no HTTP, or have too many headers: said, logged and counted as every other error is.

@@ -58,9 +58,10 @@ class Metrics:
         self._requests.labels(route, str(status)).inc()
 
     def ended(self, run: ServedRun, seconds: float) -> None:
-        """Observe a run that is done."""
+        """Observe a run that is done, or that no client waits for any more."""
         self._whole.add([seconds])
-        self._prompt.inc(prompt_tokens_of(run.asked, run.outcome()[0]))
+        answer = run.outcome()[0] if run.handle.done else None
+        self._prompt.inc(prompt_tokens_of(run.asked, answer))
         moments, missed = run.handle.moments(0)
         times = [moment.time for moment in moments if _has_token(moment)]
         if times and not missed:

@@ -114,27 +114,21 @@ class ServedRun:
 
         A run that ended because the server ends has what it has written.
         """
-        try:
-            return self.handle.result(0), None
-        except ServiceStopped as error:
-            answer = None
-            if error.__cause__ is None:
-                answer = partial_answer(self.asked, self.handle, self.text)
-            return answer, None if answer is not None else failure_of(error)
-        except Exception as error:
-            return None, failure_of(error, PROMPTS.get(self.asked.url))
+        end = self.handle.outcome
+        assert end is not None, "it is done"
+        if isinstance(end, Answer):
+            return end, None
+        if not isinstance(end, ServiceStopped):
+            return None, failure_of(end, PROMPTS.get(self.asked.url))
+        answer = None
+        if end.__cause__ is None:
+            answer = partial_answer(self.asked, self.handle, self.text)
+        return answer, None if answer is not None else failure_of(end)
 
     def mistake(self) -> BaseException | None:
         """The error of a strategy that is none for users: a mistake of ours."""
-        if not self.handle.done:
-            return None
-        try:
-            self.handle.result(0)
-        except ManyhandsError:
-            return None
-        except Exception as error:
-            return error
-        return None
+        end = self.handle.outcome
+        return end if isinstance(end, Exception) and not isinstance(end, ManyhandsError) else None
 
     @property
     def status(self) -> str:
