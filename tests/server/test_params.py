@@ -111,13 +111,19 @@ def test_more_workers_than_one_request_may_have(
     url: str, body: dict[str, Any], param: str, found: str, served: Served
 ) -> None:
     """At each door that a method has, with a control: so many, and not one more."""
-    asked = {CHAT: {"messages": ASK}, RESPONSES: {"input": "3+4"}, RUNS: {"problem": "3+4"}}[url]
+    asks: dict[str, dict[str, Any]] = {
+        CHAT: {"messages": ASK},
+        RESPONSES: {"input": "3+4"},
+        RUNS: {"problem": "3+4"},
+    }
+    asked = asks[url]
     few = replace(served, limits=Limits(request_workers=4))
     told = refusal(url, {**asked, **body}, few)
     assert (told.status, told.error["param"]) == (400, param)
     said = f"the request asks for {found} that write at the same time; expected at most 4 workers"
-    assert said in told.error["message"]
-    assert "fewer completions or for fewer workers" in told.error["message"]
+    message = str(told.error["message"])
+    assert said in message
+    assert "fewer completions or for fewer workers" in message
     enough = replace(served, limits=Limits(request_workers=10))
     _understood(url, {**asked, **body}, enough)
 
@@ -136,14 +142,17 @@ def test_a_default_beyond_what_one_request_may_have_is_its_methods(served: Serve
 def test_what_a_model_asks_for_is_bounded_by_what_one_request_may_have(served: Served) -> None:
     """Of several completions each has its share; completions without a method take turns."""
     few = replace(served, limits=Limits(request_workers=9))
-    for body, most in (({}, 9), ({"n": 2}, 4)):
+    alone: dict[str, Any] = {}
+    for body, most in ((alone, 9), ({"n": 2}, 4)):
         asked = _understood(CHAT, {"messages": ASK, "model": f"{NAME}:branches", **body}, few)
         assert {run.spec.settings.most_workers for run in asked.runs() if run.spec} == {most}
-    for url, body in ((CHAT, {"messages": ASK, "n": 20}), (PLAIN, {"prompt": ["3+4"] * 20})):
-        settings = _understood(url, {**body, "max_tokens": 3}, few).settings
+    chat: dict[str, Any] = {"messages": ASK, "n": 20, "max_tokens": 3}
+    plain: dict[str, Any] = {"prompt": ["3+4"] * 20, "max_tokens": 3}
+    for url, wanted in ((CHAT, chat), (PLAIN, plain)):
+        settings = _understood(url, wanted, few).settings
         assert settings is not None
         assert settings.rows == 9
-        usual = _understood(url, {**body, "max_tokens": 3}, served).settings
+        usual = _understood(url, wanted, served).settings
         assert usual is not None
         assert usual.rows == 256
 

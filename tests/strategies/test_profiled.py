@@ -100,7 +100,11 @@ def test_npr_does_not_fork_where_too_little_is_left() -> None:
 def test_no_fork_has_more_parts_than_may_write_at_once(most: int | None, *, forks: bool) -> None:
     text = text_of("npr")
     settings = ProfileSettings(profile="npr", end=NO_END, part_tokens=20, most_workers=most)
-    said = {"writer": [NPR, "on", None], "part 1": ["</step>"], "part 2": ["</step>"]}
+    said: dict[str, Any] = {
+        "writer": [NPR, "on", None],
+        "part 1": ["</step>"],
+        "part 2": ["</step>"],
+    }
     played = play(profiled("?", text, settings, PROMPT), Marked(text, **said))
     assert bool(played.rows("part 1")) == forks
     refused = [event.reason for event in played.of(ForkRefused)]

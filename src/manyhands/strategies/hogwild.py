@@ -504,7 +504,7 @@ class _Team(BudgetedRun):
                 if num_workers >= MAX_WORKERS:
                     return f"the team has {num_workers} workers; expected at most {MAX_WORKERS}"
                 most = self.settings.most_workers
-                # Those that pause may go on.
+                # A worker that pauses may go on.
                 writing = sum(not writer.stopped for writer in self.writers)
                 if most is not None and writing >= most:
                     return f"{counted(writing, 'worker')} of the team write; expected at most {most} at the same time"
