@@ -19,6 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from manyhands.attention import merge as merging
 from manyhands.attention import torch_backend
 from manyhands.attention.attend import Backend, LayerCall, QueryScale
 from manyhands.attention.rotary import Rope
@@ -70,6 +71,7 @@ LAYERS: dict[str, dict[str, Any]] = {
 BACKENDS: dict[str, Callable[[], Backend]] = {
     **ANYWHERE,
     "torch, tiny products and runs": lambda: TorchBackend(budget=64, long_run=3),
+    "torch, small parts": lambda: TorchBackend(long_run=3, most_entries=7),
 }
 
 
@@ -244,7 +246,7 @@ def test_a_strip_is_cut_where_its_pages_do_not_follow_each_other(
 
     def seen(self: TorchBackend, plan: Any, device: torch.device) -> Any:
         made = prepare(self, plan, device)
-        read.append(made.buckets)
+        read.append([bucket for part in made.parts for bucket in part.buckets])
         return made
 
     monkeypatch.setattr(TorchBackend, "prepare", seen)
@@ -262,6 +264,36 @@ def test_a_strip_is_cut_where_its_pages_do_not_follow_each_other(
     assert sum(int((bucket.indices < beyond).sum()) for bucket in read[-1]) == 43
     runs = [bucket.run for bucket in read[-1] if bucket.run is not None]
     assert [run.stop - run.start for run in runs] == [32]
+
+
+@pytest.mark.parametrize(("most", "largest"), [(64, 63), (5, 9), (10**6, 8 * 3 * 9)])
+def test_a_cpu_holds_the_partials_of_few_entries_at_a_time(
+    most: int, largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A team's opening has as many as its tokens times its desks: each part has so many at most, or those of one token."""
+    merged: list[int] = []
+
+    def seen(outs: torch.Tensor, *rest: Any) -> torch.Tensor:
+        merged.append(outs.shape[0] * outs.shape[1])
+        return merging.merge(outs, *rest)
+
+    monkeypatch.setattr(torch_backend, "merge", seen)
+    shape, call, rope = SHAPES["gqa"], LayerCall(layer=0, scaling=0.3), ROPES["half-split"]
+    backend = TorchBackend(most_entries=most)
+    product = Layer(backend, shape, rope, call, dtype=torch.float64, num_pages=64)
+    oracle, generator = DenseOracle(rope, call), torch.Generator().manual_seed(1)
+    notes, desks = Block(), [Block() for _ in range(8)]
+    opening = Step(
+        Row(View([notes, *(each for each in desks if each is not own), own]), (0,) * 3)
+        for own in desks
+    )
+    for step in (Step([Row(View([notes]), (0,) * 5)]), opening):
+        merged.clear()
+        q, k, v = random_qkv(step, shape, generator, torch.float64)
+        oracle.write(step, k, v)
+        assert (product.step(step, q, k, v) - oracle.read(step, q)).abs().max() < 1e-11
+    assert max(merged) == largest
+    assert sum(merged) == 8 * 3 * 9
 
 
 def test_a_cpu_takes_the_fused_attention_and_reads_runs_in_place(

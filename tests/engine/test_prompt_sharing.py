@@ -13,8 +13,8 @@ import pytest
 
 from manyhands.cache.block import Block
 from manyhands.cache.prefix_nodes import common_length
-from manyhands.cache.step import Choice, Row, Step
-from manyhands.cache.view import View
+from manyhands.cache.step import Choice, Row, StandIn, Step
+from manyhands.cache.view import Beginning, View
 from manyhands.engine.engine import Engine
 from manyhands.errors import InvalidRequest, OutOfMemory
 from manyhands.replay.trace import parse_trace, record
@@ -411,3 +411,63 @@ def test_a_step_of_the_prompt_alone_that_is_found_whole_needs_no_pass() -> None:
     assert [answer.found for answer in answers] == [(0,), (len(tokens) - 1,)]
     assert unfound(answers[1]) == answers[0] == unfound(engine.run(apart()))
     assert counts == [2, 1]
+
+
+def test_views_that_stand_in_stay_the_same_objects_and_go_on_as_those_of_the_strategy_do() -> None:
+    """Otherwise each pass would look at each view anew: no answer would show it, but the time of a pass."""
+    tokens = tuple(TEXT.encode("a prompt of its own"))
+    asked: list[Step] = []
+
+    def team() -> Strategy:
+        first = Row(View([prompt := Block("prompt")]), tokens)
+        yield Reserve(len(tokens) + 60, 9, prompt=first)
+        one, two, done, later, aside = (
+            Block(name) for name in ["one", "two", "done", "later", "aside"]
+        )
+        rows = [Row(View([one], start := Beginning([prompt])), (5,)), Row(View([two], start), (6,))]
+        yield Step([first, *rows, Row(View([done], start), (7,)), Row(View([aside]), (8,))])
+        done.freeze()
+        again = [Row(row.view, (9,)) for row in rows]
+        for step in (Step(again), Step(again)):
+            yield step
+        grown = Beginning([prompt, done], start)
+        yield Step([Row(View([one], grown), (5,)), Row(View([two], grown), (6,))])
+        # Views of their own that begin alike.
+        yield Step([Row(View([two], grown), (5,)), Row(View([later], grown), (6,))])
+        plain = View([prompt, later])
+        for step in (Step([Row(plain, (5,))]), Step([Row(plain, (6,))])):
+            yield step
+        yield Step([Row(View([Block("apart")]), (5,)), Row(View([aside], Beginning([one])), (5,))])
+        return Answer("")
+
+    def heard(strategy: Strategy) -> Strategy:
+        sent: Any = None
+        while True:
+            try:
+                step = strategy.send(sent)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            if isinstance(step, Step):
+                asked.append(step)
+            sent = yield step
+
+    engine = small_engine()
+    engine.run(heard(share_prompt(team(), engine.prefixes)))
+    standing = [step for step in asked if isinstance(step, StandIn)]
+    opened, kept, same, grown, mixed, plain, plainly, apart = (
+        [row.view for row in step.rows if row.feed not in (tokens, tokens[:-1])]
+        for step in standing
+    )
+    opened = opened[-4:]
+    assert [view is other for view, other in zip(kept, same, strict=True)] == [True, True]
+    assert [view is other for view, other in zip(opened[:2], kept, strict=True)] == [True, True]
+    assert opened[3].beginning is None
+    start, beginning = opened[0].beginning, grown[0].beginning
+    assert start is not None
+    assert beginning is not None
+    assert {id(view.beginning) for view in opened[:3]} == {id(start)}
+    assert {id(view.beginning) for view in (*grown, *mixed)} == {id(beginning)}
+    assert beginning.goes_on_from(start)
+    assert plain[0] is plainly[0]
+    origins = [row.view for row in standing[-1].origin.rows]
+    assert [view is other for view, other in zip(apart, origins, strict=True)] == [True, True]

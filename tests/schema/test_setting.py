@@ -236,6 +236,10 @@ def test_what_cannot_be_declared() -> None:
         (lambda: TeamSettings(away=(3,)), "away has 3; expected pauses of workers"),  # type: ignore[arg-type]
         (lambda: Away(0, 2.5, 3), "first is 2.5; expected a whole number, 1 or more"),  # type: ignore[arg-type]
         (lambda: Away(-1, 2, 3), "worker is -1; expected 0 or more"),
+        (
+            lambda: TeamSettings(workers=3, most_workers=2),
+            "workers is 3; expected at most most_workers, 2",
+        ),
     ],
 )
 def test_a_value_of_another_kind_than_the_default(make: Callable[[], object], said: str) -> None:

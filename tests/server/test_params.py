@@ -12,8 +12,9 @@ from transformers import AutoTokenizer
 from manyhands import bundled
 from manyhands.errors import ContextTooLong
 from manyhands.schema.openai import CHAT, PLAIN
-from manyhands.server.asked import Served, understand, understand_run
+from manyhands.server.asked import Asked, Served, understand, understand_run
 from manyhands.server.failures import Refusal, failure_of
+from manyhands.server.limits import Limits
 from manyhands.server.shapes import PROMPTS, RESPONSES, RUNS
 from manyhands.text import Text
 from tests.server.house import NAME, Model, make_house, running
@@ -85,6 +86,79 @@ def test_a_setting_is_named_as_the_request_names_it(
     chat = {"messages": ASK, "manyhands": {"method": "hogwild", **options}}
     assert refusal(CHAT, chat, served).error["param"] == f"manyhands.{param}"
     assert refusal(RUNS, {"problem": "3+4", **options}, served).error["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "param", "found"),
+    [
+        (
+            CHAT,
+            {"manyhands": {"method": "hogwild", "workers": 5}},
+            "manyhands.workers",
+            "5 workers",
+        ),
+        (CHAT, {"model": f"{NAME}:hogwild-5"}, "model", "5 workers"),
+        (CHAT, {"model": f"{NAME}:async_think-5"}, "model", "5 workers"),
+        (CHAT, {"model": TEAM, "n": 3}, "n", "3 completions of 2 workers each"),
+        (CHAT, {"model": f"{NAME}:sequential", "n": 5}, "n", "5 completions of 1 worker each"),
+        (CHAT, {"model": f"{NAME}:hogwild-5", "n": 2}, "model", "2 completions of 5 workers each"),
+        (RESPONSES, {"model": f"{NAME}:best_of_n-5"}, "model", "5 workers"),
+        (RUNS, {"workers": 5}, "workers", "5 workers"),
+        (RUNS, {"method": "self_consistency", "workers": 6}, "workers", "6 workers"),
+    ],
+)
+def test_more_workers_than_one_request_may_have(
+    url: str, body: dict[str, Any], param: str, found: str, served: Served
+) -> None:
+    """At each door that a method has, with a control: so many, and not one more."""
+    asks: dict[str, dict[str, Any]] = {
+        CHAT: {"messages": ASK},
+        RESPONSES: {"input": "3+4"},
+        RUNS: {"problem": "3+4"},
+    }
+    asked = asks[url]
+    few = replace(served, limits=Limits(request_workers=4))
+    told = refusal(url, {**asked, **body}, few)
+    assert (told.status, told.error["param"]) == (400, param)
+    said = f"the request asks for {found} that write at the same time; expected at most 4 workers"
+    message = str(told.error["message"])
+    assert said in message
+    assert "fewer completions or for fewer workers" in message
+    enough = replace(served, limits=Limits(request_workers=10))
+    _understood(url, {**asked, **body}, enough)
+
+
+def test_a_default_beyond_what_one_request_may_have_is_its_methods(served: Served) -> None:
+    one = replace(served, limits=Limits(request_workers=1))
+    chat = {"messages": ASK, "manyhands": {"method": "hogwild"}}
+    assert refusal(CHAT, chat, one).error["param"] == "manyhands.method"
+    assert refusal(RUNS, {"problem": "3+4"}, one).error["param"] == "method"
+    assert (
+        refusal(CHAT, {"messages": ASK, "model": f"{NAME}:hogwild"}, one).error["param"] == "model"
+    )
+    _understood(CHAT, {"messages": ASK, "model": f"{NAME}:sequential"}, one)
+
+
+def test_what_a_model_asks_for_is_bounded_by_what_one_request_may_have(served: Served) -> None:
+    """Of several completions each has its share; completions without a method take turns."""
+    few = replace(served, limits=Limits(request_workers=9))
+    alone: dict[str, Any] = {}
+    for body, most in ((alone, 9), ({"n": 2}, 4)):
+        asked = _understood(CHAT, {"messages": ASK, "model": f"{NAME}:branches", **body}, few)
+        assert {run.spec.settings.most_workers for run in asked.runs() if run.spec} == {most}
+    chat: dict[str, Any] = {"messages": ASK, "n": 20, "max_tokens": 3}
+    plain: dict[str, Any] = {"prompt": ["3+4"] * 20, "max_tokens": 3}
+    for url, wanted in ((CHAT, chat), (PLAIN, plain)):
+        settings = _understood(url, wanted, few).settings
+        assert settings is not None
+        assert settings.rows == 9
+        usual = _understood(url, wanted, served).settings
+        assert usual is not None
+        assert usual.rows == 256
+
+
+def _understood(url: str, body: dict[str, Any], served: Served) -> Asked:
+    return understand_run(body, served) if url == RUNS else understand(url, body, served)
 
 
 WRONG: dict[str, tuple[Any, ...]] = {

@@ -15,6 +15,7 @@ import pytest
 from manyhands.replay.trace import parse_trace
 from manyhands.server.records import account_of
 from manyhands.strategies.events import from_line
+from manyhands.strategies.run_spec import RunSpec
 from tests.server.house import TEXT, House, Model, make_house, running, soon
 
 KEYS = ("first-key-of-two", "second-key-of-two")
@@ -227,6 +228,24 @@ def test_a_person_speaks_and_workers_come_and_go(anna: httpx2.Client) -> None:
     end = found[max(found)]
     assert end["answer"]["finish_reason"] == "asked"
     say(400, item="AnswerNow")  # it is over
+
+
+def test_nobody_joins_beyond_the_workers_of_one_request() -> None:
+    """By the settings that the trace has, too: whatever runs it again refuses the same."""
+    house = make_house(Model(seconds=0.004), request_workers=3)
+    with running(house), httpx2.Client(base_url=house.url, timeout=20) as anna:
+        run = begun(anna, budget=4000)
+        records(anna, run, most=3)
+        for item in ({"item": "AddWorker", "name": "Yan"}, {"item": "AddWorker", "name": "Zoe"}):
+            assert anna.post(f"/v1/runs/{run}/messages", json=item).status_code == 202
+        anna.post(f"/v1/runs/{run}/messages", json={"item": "AnswerNow"})
+        found = records(anna, run).values()
+        lines = [line for each in found if each["kind"] == "pass" for line in each["events"]]
+        assert [line["name"] for line in lines if line["event"] == "WorkerJoined"] == ["Yan"]
+        (refused,) = [line["reason"] for line in lines if line["event"] == "RequestRefused"]
+        assert refused == "3 workers of the team write; expected at most 3 at the same time"
+        lines = [json.loads(line) for line in anna.get(f"/v1/runs/{run}/trace").text.splitlines()]
+        assert RunSpec.from_plain(parse_trace(lines).header).settings.most_workers == 3
 
 
 def test_the_trace_is_a_trace(anna: httpx2.Client) -> None:

@@ -354,6 +354,9 @@ def test_a_block_has_so_many_titles_at_most() -> None:
     settings = BranchSettings(end=NO_END, max_branches=2)
     played = run(settings, writer=["####A:", "B:", "End.", None], **FILLED)
     assert answer_of(played).text == "A: one\nB: three four\nEnd."
+    bounded = BranchSettings(end=NO_END, most_workers=2)  # so many write at the same time
+    same = run(bounded, writer=["####A:", "B:", "End.", None], **FILLED)
+    assert (same.passes, same.reserved) == (played.passes, played.reserved)
 
 
 def test_the_next_marker_opens_the_next_block_up_to_the_limit() -> None:

@@ -247,6 +247,24 @@ def test_what_cannot_be_done_is_refused_and_the_run_goes_on(item: Item, reason: 
     assert refused.passes == plain.passes
 
 
+def test_workers_join_up_to_those_that_may_write_at_once() -> None:
+    """A pause makes no room, since who pauses may go on; a worker that has left does, and a person needs none."""
+    bounded = replace(TEAM, most_workers=4)
+    said: dict[int, Sequence[Item]] = {
+        2: [DANA, AddWorker("Zoe"), AddWorker("Yan")],
+        4: [PauseWorker(0), AddWorker("Yan")],
+        6: [DismissWorker(1), AddWorker("Yan")],
+    }
+    found = play(hogwild("2+3", TEXT, bounded, PROMPT), Unique(), said)
+    reason = "4 workers of the team write; expected at most 4 at the same time"
+    assert found.of(RequestRefused) == [RequestRefused(at, "AddWorker", reason) for at in (2, 4)]
+    assert [(e.forward_pass, e.name) for e in found.of(WorkerJoined)] == [
+        *[(2, "Dana"), (2, "Zoe"), (6, "Yan")]
+    ]
+    free = play(hogwild("2+3", TEXT, TEAM, PROMPT), Unique(), {2: said[2]})
+    assert not free.of(RequestRefused)
+
+
 def test_what_the_context_has_no_room_for_is_refused() -> None:
     long = Said("word " * 300, "Dana")
     team = replace(TEAM, end=EndSettings(finisher_tokens=4, reply_tokens=4))

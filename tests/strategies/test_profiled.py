@@ -11,6 +11,7 @@ from tokenizers import AddedToken
 
 from manyhands.cache.step import Choice
 from manyhands.prompts.profiled import ProfilePrompt
+from manyhands.strategies.events import ForkRefused
 from manyhands.strategies.profiled import profiled
 from manyhands.strategies.profiles import PROFILES
 from manyhands.strategies.settings import EndSettings, ProfileSettings
@@ -93,6 +94,22 @@ def test_npr_goes_on_where_nothing_can_be_parted(said: str) -> None:
 def test_npr_does_not_fork_where_too_little_is_left() -> None:
     _, played = run("npr", budget=1000, writer=[NPR, "on", None])
     assert not played.rows("part 1")
+
+
+@pytest.mark.parametrize(("most", "forks"), [(1, False), (2, True), (None, True)])
+def test_no_fork_has_more_parts_than_may_write_at_once(most: int | None, *, forks: bool) -> None:
+    text = text_of("npr")
+    settings = ProfileSettings(profile="npr", end=NO_END, part_tokens=20, most_workers=most)
+    said: dict[str, Any] = {
+        "writer": [NPR, "on", None],
+        "part 1": ["</step>"],
+        "part 2": ["</step>"],
+    }
+    played = play(profiled("?", text, settings, PROMPT), Marked(text, **said))
+    assert bool(played.rows("part 1")) == forks
+    refused = [event.reason for event in played.of(ForkRefused)]
+    reason = "2 workers would write at the same time, and the run may have 1 at most"
+    assert refused == ([] if forks else [reason])
 
 
 def test_plans_are_read_behind_the_last_guideline_and_may_be_nested_numbers() -> None:

@@ -182,6 +182,15 @@ def test_two_workers_take_three_points_without_losing_a_pass() -> None:
     assert "wind\nIt blows.\n\n### Point 2: sun\nHot" in played.answer.text
 
 
+def test_points_take_turns_where_fewer_workers_may_write_at_once() -> None:
+    said: dict[str, Any] = {**SAID, "point_3": ["wet", None]}
+    bounds: tuple[dict[str, Any], ...] = ({"most_workers": 2}, {"workers": 2})
+    bounded, two = (run(SkeletonSettings(end=NO_END, **given), **said) for given in bounds)
+    assert (bounded.passes, bounded.events) == (two.passes, two.events)
+    free = run(SkeletonSettings(end=NO_END, most_workers=3), **said)
+    assert [e.name for e in free.of(WorkerJoined)] == ["wind", "sun", "rain"]
+
+
 def test_every_worker_has_the_name_of_its_only_point() -> None:
     played = run()
     assert [(e.worker, e.name) for e in played.of(WorkerJoined)] == [

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
 from manyhands.native import compiled as native
@@ -45,6 +47,15 @@ class Entries(NamedTuple):
                 reads.strip_indptr,
             )
         )
+
+    def of_tokens(self, first: int, stop: int) -> tuple[Entries, Ints]:
+        """The entries of the tokens first, ..., stop - 1, in their order, and the strips [strips] that these tokens meet."""
+        is_picked = (self.token >= first) & (self.token < stop)
+        counts = np.add.reduceat(is_picked, self.strip_indptr[:-1], dtype=np.int64)
+        strips = counts.nonzero()[0]
+        indptr = np.concatenate(([0], counts[strips].cumsum()))
+        token, read, offset, low, high = (each[is_picked] for each in self[:-1])
+        return Entries(token, read, offset, low, high, indptr), strips
 
     def stretches(self, least: int) -> tuple[Ints, Ints]:
         """Where the stretches of all strips begin [stretches + 1], in entries, and the strip of each [stretches].

@@ -8,6 +8,8 @@ partial results of a token are then merged by log-sum-exp.
 On a CPU, where no gradient is asked for, torch's own fused attention makes a bucket's partials: one call that
 gives the log-sum-exp, too, in the place of a dozen. Keys whose pages lie one behind the other are read where they lie
 if there are many: a strip is cut into such runs, each a bucket of its own, and only the rest is gathered.
+There, too, a plan of many entries is a few parts, one for each stretch of its tokens, so that what is held for all
+entries at once stays small.
 
     T  new tokens      E  entries: (token, read) pairs      P  most reads of one token
     B  strips in a bucket      M  entries per strip      N  keys per strip (both padded in a bucket)
@@ -101,13 +103,12 @@ class Bucket:
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
-    """A plan in buckets. `entry_of` [T, P]: where token t's partials stand.
+class PreparedPart:
+    """T neighbouring tokens of a plan in buckets. `entry_of` [T, P]: where the partials of the t-th of them stand.
 
     `padding` [T, P, 1]: which of them are none; None if all are.
 
-    `tokens` [E] and `rotations` [E] are those of all buckets, one behind the other. `positions` [T] are those of
-    the tokens in their rows' views.
+    `tokens` [E], of all of the plan, and `rotations` [E] are those of all buckets, one behind the other.
     """
 
     buckets: list[Bucket]
@@ -115,17 +116,30 @@ class Prepared:
     rotations: Rotations
     entry_of: Tensor
     padding: Tensor | None
+
+    def to(self, device: torch.device) -> PreparedPart:
+        """The same part on another device."""
+        return PreparedPart(
+            [bucket.to(device) for bucket in self.buckets],
+            self.tokens.to(device, non_blocking=True),
+            self.rotations.to(device),
+            self.entry_of.to(device, non_blocking=True),
+            None if self.padding is None else self.padding.to(device, non_blocking=True),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A plan in parts, which stand in the order of its tokens. `positions` [T] are those of the tokens in their rows' views."""
+
+    parts: list[PreparedPart]
     targets: Targets
     positions: Tensor
 
     def to(self, device: torch.device) -> Prepared:
         """The same plan on another device."""
         return Prepared(
-            [bucket.to(device) for bucket in self.buckets],
-            self.tokens.to(device, non_blocking=True),
-            self.rotations.to(device),
-            self.entry_of.to(device, non_blocking=True),
-            None if self.padding is None else self.padding.to(device, non_blocking=True),
+            [part.to(device) for part in self.parts],
             self.targets.to(device),
             self.positions.to(device, non_blocking=True),
         )
@@ -135,6 +149,9 @@ _BUCKET_COST = 1000  # a product more costs as much as so many scores of one que
 _TOGETHER = 64  # keys of a strip, all of which its queries may as well look at together
 _MOST_QUERIES = 256  # of one strip in one product; more would mostly look at keys they may not see
 _LONG_RUN = 256  # keys: gathering so many costs a CPU about as much as a product more
+_MOST_ENTRIES = (
+    8192  # of a part on a CPU, but of one token: more take memory anew, page by page, in each layer
+)
 
 
 class _Group(NamedTuple):
@@ -155,42 +172,65 @@ class TorchBackend(Backend):
     """Grouped attention.
 
     `budget` bounds the scores (per head) held by one product. On a CPU, at least `long_run` keys that lie one behind
-    the other are read where they lie.
+    the other are read where they lie, and partials of at most `most_entries` entries are held, or of one token: they grow
+    with the square of a team's workers, each of whom feeds a desk and reads all others.
     """
 
     name = "torch"
     takes_norms = False
 
-    def __init__(self, budget: int = 1 << 22, long_run: int = _LONG_RUN) -> None:
-        self.budget, self.long_run = budget, long_run
+    def __init__(
+        self, budget: int = 1 << 22, long_run: int = _LONG_RUN, most_entries: int = _MOST_ENTRIES
+    ) -> None:
+        self.budget, self.long_run, self.most_entries = budget, long_run, most_entries
         self._newest: tuple[object, int, list[Ints]] | None = None  # how groups were put together
 
     def prepare(self, plan: Plan, device: torch.device) -> Prepared:
         """Sort the plan's (token, read) pairs into buckets; all of it on the host, in numpy."""
         entries = Entries.of(plan)
-        groups = _groups(entries, self.budget)
+        strips = np.arange(len(entries.strip_indptr) - 1)
+        if device.type != "cpu" or len(entries.token) <= self.most_entries:
+            parts = [self._part(plan, entries, strips, (0, plan.num_tokens), device)]
+        else:
+            parts = [
+                self._part(plan, *entries.of_tokens(*tokens), tokens, device)
+                for tokens in _in_parts(entries.token, plan.num_tokens, self.most_entries)
+            ]
+        positions = torch.as_tensor(plan.positions, device=device)
+        return Prepared(parts, Targets.of(plan, device), positions)
+
+    def _part(
+        self,
+        plan: Plan,
+        entries: Entries,
+        strips: Ints,
+        tokens: tuple[int, int],
+        device: torch.device,
+    ) -> PreparedPart:
+        """Entries of the tokens first, ..., stop - 1 in buckets; their strips are these of the plan."""
+        groups = _groups(entries, strips, self.budget)
         if device.type == "cpu":
             groups = [part for group in groups for part in _runs(plan, group, self.long_run)]
         buckets, partials, places = [], [], []
         filled = 0
-        for together in self._buckets(groups, plan.lockstep):
+        is_whole = tokens == (0, plan.num_tokens)
+        for together in self._buckets(groups, plan.lockstep if is_whole else None):
             bucket, at = _lay_out(plan, entries, together, device)
             for row, group in enumerate(together):
                 partials.append(entries.token[group.start : group.stop])
                 places.append(filled + row * at + np.arange(group.stop - group.start))
             filled += len(together) * at
             buckets.append(bucket)
+        first, stop = tokens
         entry_of, is_real = _partials_of(
-            np.concatenate(partials), np.concatenate(places), plan.num_tokens
+            np.concatenate(partials) - first, np.concatenate(places), stop - first
         )
-        return Prepared(
+        return PreparedPart(
             buckets,
             torch.cat([bucket.tokens.flatten() for bucket in buckets]),
             Rotations(torch.cat([bucket.offsets.flatten() for bucket in buckets])),
             torch.as_tensor(entry_of, device=device),
             None if is_real.all() else torch.as_tensor(~is_real[..., None], device=device),
-            Targets.of(plan, device),
-            torch.as_tensor(plan.positions, device=device),
         )
 
     def _buckets(self, groups: list[_Group], lockstep: object) -> list[list[_Group]]:
@@ -234,16 +274,23 @@ class TorchBackend(Backend):
 
     def attend(self, store: LayerStore, q: Tensor, prepared: Prepared, call: LayerCall) -> Tensor:
         """See `Backend.attend`."""
-        work = torch.float64 if q.dtype == torch.float64 else torch.float32
-        outs, lses = [], []
         dtype = q.dtype
         if call.query_scale is not None:
-            q = call.query_scale.apply(q.to(work), prepared.positions)
-        rotated = prepared.rotations.rotate(rows_of(q, prepared.tokens).to(work), store.rope)
+            q = call.query_scale.apply(q.to(_work_of(q)), prepared.positions)
+        outs = [self._attend_part(store, q, part, call) for part in prepared.parts]
+        return (outs[0] if len(outs) == 1 else torch.cat(outs)).to(dtype)
+
+    def _attend_part(
+        self, store: LayerStore, q: Tensor, part: PreparedPart, call: LayerCall
+    ) -> Tensor:
+        """Outputs of the part's tokens, in the precision of the work; `q` [T, H, D] of all of the plan."""
+        work = _work_of(q)
+        outs, lses = [], []
+        rotated = part.rotations.rotate(rows_of(q, part.tokens).to(work), store.rope)
         rotated = store.as_stored(rotated)
-        sizes = [bucket.tokens.numel() for bucket in prepared.buckets]
+        sizes = [bucket.tokens.numel() for bucket in part.buckets]
         is_fused = _can_fuse(store, q, call)
-        for bucket, x in zip(prepared.buckets, rotated.split(sizes), strict=True):
+        for bucket, x in zip(part.buckets, rotated.split(sizes), strict=True):
             x = x.view(*bucket.tokens.shape, *x.shape[1:])  # [B, M, H, D]
             if is_fused and bucket.run is not None:
                 heads = store.read_run(bucket.run)
@@ -260,10 +307,14 @@ class TorchBackend(Backend):
             outs.append(out.flatten(0, 1))
             lses.append(lse.flatten(0, 1))
         out, lse = torch.cat(outs), torch.cat(lses)  # [E, H, Dv], [E, H]
-        lse = rows_of(lse, prepared.entry_of)
-        if prepared.padding is not None:
-            lse = lse.masked_fill(prepared.padding, NOTHING)
-        return merge(rows_of(out, prepared.entry_of), lse, call.sinks).to(dtype)
+        lse = rows_of(lse, part.entry_of)
+        if part.padding is not None:
+            lse = lse.masked_fill(part.padding, NOTHING)
+        return merge(rows_of(out, part.entry_of), lse, call.sinks)
+
+
+def _work_of(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
 def partial_attention(
@@ -319,12 +370,23 @@ def fused_attention(
     return out, lse.view(apart).transpose(1, 2).reshape(shape)
 
 
-def _groups(entries: Entries, budget: int) -> list[_Group]:
-    """One group a stretch of a strip; many queries in several, each with only the keys its queries reach."""
+def _in_parts(token: Ints, num_tokens: int, most: int) -> list[tuple[int, int]]:
+    """The tokens first, ..., stop - 1 of parts that have at most so many of these entries [E], or one token."""
+    ends = np.bincount(token, minlength=num_tokens).cumsum()
+    parts, first, before = [], 0, 0
+    while first < num_tokens:
+        stop = max(first + 1, int(np.searchsorted(ends, before + most, "right")))
+        parts.append((first, stop))
+        first, before = stop, int(ends[stop - 1])
+    return parts
+
+
+def _groups(entries: Entries, strips: Ints, budget: int) -> list[_Group]:
+    """One group a stretch of these strips; many queries in several, each with only the keys its queries reach."""
     groups = []
     reach = np.minimum(entries.high, entries.offset + 1)  # one past the last key an entry may see
-    indptr, strips = entries.stretches(_TOGETHER)
-    for strip, (start, stop) in zip(strips.tolist(), pairwise(indptr.tolist()), strict=True):
+    indptr, place = entries.stretches(_TOGETHER)
+    for strip, (start, stop) in zip(strips[place].tolist(), pairwise(indptr.tolist()), strict=True):
         longest = int(entries.high[start:stop].max() - entries.low[start:stop].min())
         most = max(16, min(_MOST_QUERIES, budget // max(1, longest)))
         for first in range(start, stop, most):

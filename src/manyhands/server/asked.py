@@ -19,7 +19,7 @@ from typing import Any
 
 from manyhands.cache.prefixes import PrefixTree
 from manyhands.cache.step import Choice
-from manyhands.errors import InvalidRequest, ManyhandsError
+from manyhands.errors import InvalidRequest, ManyhandsError, counted
 from manyhands.prompts.load import Prompts
 from manyhands.replay.trace import record
 from manyhands.schema.lines import Line
@@ -319,6 +319,7 @@ def _decoded(
     prompts, settings = spec.prompts, spec.settings
     if settings.echo and getattr(request, "stream", None):
         raise InvalidField("echo is True; a stream holds what is written alone", param="echo")
+    settings = replace(settings, rows=min(settings.rows, served.limits.request_workers))
     most = settings.max_tokens
     if served.context is not None:
         most = min(most, served.context)
@@ -378,7 +379,34 @@ def _spec(
     field = f"manyhands.{min(names)}" if names else request.most_by
     passes = min(settings.budget, settings.end.total or settings.budget)
     _check_size(samples * passes * workers, served.limits, field)
-    return spec
+    most = served.limits.request_workers
+    if samples * workers > most:
+        raise _too_many_workers(samples, workers, most, _field_of_workers(request, options, spec))
+    return replace(spec, settings=replace(settings, most_workers=most // samples))
+
+
+def _field_of_workers(
+    request: ChatRequest | PlainRequest, options: Mapping[str, Any] | None, spec: RunSpec
+) -> str:
+    """The field of a request that says how many workers write, or else the one that asks for several."""
+    given = {name for name, value in (options or {}).items() if value is not None}
+    if "workers" in given:
+        return "manyhands.workers"
+    usual = getattr(spec.method.settings(), "workers", 1)
+    if (request.n or 1) > 1 and getattr(spec.settings, "workers", 1) in (1, usual):
+        return "n"
+    return "manyhands.method" if "method" in given else "model"
+
+
+def _too_many_workers(samples: int, workers: int, most: int, field: str) -> InvalidField:
+    found = counted(workers, "worker")
+    if samples > 1:
+        found = f"{samples} completions of {found} each"
+    return InvalidField(
+        f"the request asks for {found} that write at the same time; expected at most {counted(most, 'worker')}",
+        param=field,
+        hint="ask for fewer completions or for fewer workers",
+    )
 
 
 def _check_model(model: str | None, served: Served) -> None:

@@ -43,6 +43,13 @@ class Limits:
     )
     connections: int = setting(1024, "Connections at the same time.", at_least=1, panel=_REQUESTS)
     request_prompts: int = setting(256, "Prompts of one request.", at_least=1, panel=_REQUESTS)
+    request_workers: int = setting(
+        1024,
+        "Workers of one request that write at the same time: of a team times its completions. Parts that a model "
+        "chooses, and completions without a method, take turns.",
+        at_least=1,
+        panel=_REQUESTS,
+    )
     request_tokens: int = setting(
         262_144,
         "Tokens that one request may write: of each completion times completions, or passes times workers.",

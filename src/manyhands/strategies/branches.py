@@ -264,7 +264,7 @@ class _Run(ForkRun[_Branch]):
             if reader.outcome == "title":
                 titles.append(reader.title)
                 joined_size += len(self.text.encode(self.profile.title(reader.title))) + SLACK
-                if len(titles) < self.settings.max_branches:
+                if len(titles) < self.settings.at_once:
                     writer.feed = self._forced(reader)
                     reader, title_size = TitleReader(self.profile), 0
             self.check(max(strand.num_tokens + len(writer.feed) + 1, joined_size))
@@ -389,7 +389,7 @@ class _Run(ForkRun[_Branch]):
     def reserve(self) -> Reserve:
         """The most that can be in memory at once: all text, and of a snapshot one block of branches twice (`reencode`)."""
         s, most = self.settings, self.most_passes
-        at_once, blocks = min(s.max_branches, most), min(s.max_blocks, most)
+        at_once, blocks = min(s.at_once, most), min(s.max_blocks, most)
         parts = min(at_once * blocks, most)
         num_tokens = len(self.prompt_tokens) + most + blocks * (len(self.after) + SLACK)
         num_tokens += at_once * len(self.between) + self._num_in_branches(parts)
@@ -405,7 +405,7 @@ class _Run(ForkRun[_Branch]):
         s = self.settings
         opening = len(self.text.encode(self.profile.title(""))) + SLACK
         titles = min(s.budget, parts * s.title_tokens) * TOKENS_ANEW
-        return titles + most_of_parts(s.budget, parts, s.max_branches, s.branch_tokens, opening)
+        return titles + most_of_parts(s.budget, parts, s.at_once, s.branch_tokens, opening)
 
     def num_written(self) -> tuple[int, ...]:
         """By the strand, then by each branch."""

@@ -503,6 +503,11 @@ class _Team(BudgetedRun):
                 num_workers = len(self.names) - len(self.persons)
                 if num_workers >= MAX_WORKERS:
                     return f"the team has {num_workers} workers; expected at most {MAX_WORKERS}"
+                most = self.settings.most_workers
+                # A worker that pauses may go on.
+                writing = sum(not writer.stopped for writer in self.writers)
+                if most is not None and writing >= most:
+                    return f"{counted(writing, 'worker')} of the team write; expected at most {most} at the same time"
                 return self._reason_against_tokens(len(self._opened(item.name, 1)))
             case PauseWorker() | ResumeWorker() | DismissWorker():
                 return self._reason_against_worker(item)

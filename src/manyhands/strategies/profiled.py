@@ -133,6 +133,9 @@ class _Run(ForkRun[Part]):
             return f"a run of {profile.name} forks {counted(profile.max_forks, 'time')} at most"
         if left < least:
             return f"the run has {counted(left, 'forward pass')} left, and {profile.name} forks with {least} or more"
+        at_once = self.settings.most_workers
+        if at_once is not None and num_writing > at_once:
+            return f"{counted(num_writing, 'worker')} would write at the same time, and the run may have {at_once} at most"
         if self.num_chosen + num_writing > self.most_tokens:
             return f"{counted(num_writing, 'worker')} would write more than the {counted(self.most_tokens, 'token')} of the run"
         return ""

@@ -143,7 +143,7 @@ class Settings:
     """The settings that every method has.
 
     `budget` counts forward passes, `choice` says how tokens are chosen, `seed` drives every draw.
-    `snapshots` are smaller budgets at which the answer is also wanted, `end` says how the run ends.
+    `most_workers` bounds those who join a team as well, and the parts that a model chooses. `snapshots` are smaller budgets at which the answer is also wanted, `end` says how the run ends.
     """
 
     budget: int = setting(
@@ -160,9 +160,22 @@ class Settings:
         panel=_END,
     )
     end: EndSettings = setting(EndSettings(), "How the run ends.", panel=_END)
+    most_workers: int | None = setting(
+        None,
+        "Workers that write at the same time, at most, whoever asks for them.",
+        at_least=1,
+        unset="no bound but the method's own",
+        by="code",
+    )
 
     def __post_init__(self) -> None:
         check(self)
+        workers = getattr(self, "workers", 1)
+        if self.most_workers is not None and workers > self.most_workers:
+            raise InvalidRequest(
+                f"workers is {workers}; expected at most most_workers, {self.most_workers}",
+                hint="Ask for fewer workers.",
+            )
         if not all(0 < snapshot < self.budget for snapshot in self.snapshots):
             raise InvalidRequest(
                 f"snapshots are {self.snapshots}; expected passes below the budget of {self.budget}"
@@ -264,6 +277,11 @@ class BranchSettings(Settings):
     )
     markers: MarkerProfile = setting(MarkerProfile(), "The marks of branches.")
 
+    @property
+    def at_once(self) -> int:
+        """Branches of one block, at most: all of them write at the same time."""
+        return min(self.max_branches, self.most_workers or self.max_branches)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSettings(Settings):
@@ -306,6 +324,11 @@ class SkeletonSettings(Settings):
     title_tokens: int = like(BranchSettings, "title_tokens")
     max_points: int = setting(32, "Points that are worked out, at most.", at_least=1)
     thread_tokens: int = setting(1024, "Tokens of one point, at most.", at_least=1)
+
+    @property
+    def at_once(self) -> int:
+        """Points that are worked out at the same time, at most; 0: all of them."""
+        return self.workers or self.most_workers or 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -206,9 +206,10 @@ class _Run(StrandsRun):
 
     def _work_out(self, titles: Sequence[str]) -> Work[None]:
         """All points, side by side."""
-        waiting = dealt(titles, self.settings.workers)
+        waiting = dealt(titles, self.settings.at_once)
+        has_names = not self.settings.workers and len(waiting) == len(titles)
         for worker, points in waiting.items():  # a worker with one point alone has its name
-            name = f"Worker {worker}" if self.settings.workers else points[0].title
+            name = points[0].title if has_names else f"Worker {worker}"
             yield WorkerJoined(self.passes, worker, name)
         assert self.trunk is not None, "threads follow an outline"
         trunk, rows = self.trunk.fed()
@@ -287,7 +288,7 @@ class _Run(StrandsRun):
         outline = min(s.outline_tokens, most)
         points = min(s.max_points, outline)
         heading = len(self.text.encode(self.prompt.heading(s.max_points, ""))) + SLACK
-        threads = most_of_parts(most, points, s.workers or points, s.thread_tokens, heading)
+        threads = most_of_parts(most, points, s.at_once or points, s.thread_tokens, heading)
         fixed = len(self.prompt_tokens) + len(self.join) + outline * TOKENS_ANEW
         return self.bound(fixed + most + threads, STRIPS * (points + 1) + 8)
 
