@@ -56,7 +56,7 @@ class Usage:
         tokens_accepted: int = 0,
     ) -> None:
         # Two for each run of each pass: that of a frozen dataclass takes twice as long.
-        counts = vars(self)
+        counts = self.__dict__
         counts["forward_passes"], counts["tokens_fed"] = forward_passes, tokens_fed
         counts["tokens_chosen"] = tokens_chosen
         counts["kv_bytes_loaded"], counts["kv_bytes_saved"] = kv_bytes_loaded, kv_bytes_saved
