@@ -335,11 +335,11 @@ class Step:
 
     def __init__(self, rows: Iterable[Row], meanwhile: Callable[[], None] | None = None) -> None:
         try:
-            object.__setattr__(self, "rows", tuple(rows))
+            self.__dict__["rows"] = tuple(rows)
         except TypeError:
             _explain_step([] if isinstance(rows, Iterable) else rows)
             raise
-        object.__setattr__(self, "meanwhile", meanwhile)
+        self.__dict__["meanwhile"] = meanwhile
         if meanwhile is not None:
             check_function(meanwhile, "to a step as `meanwhile`", "Write Step(rows, function).")
         if not self.rows:
@@ -377,6 +377,5 @@ class StandIn(Step):
     origin: Step
 
     def __init__(self, rows: Iterable[Row], origin: Step) -> None:
-        object.__setattr__(self, "rows", tuple(rows))
-        object.__setattr__(self, "meanwhile", origin.meanwhile)
-        object.__setattr__(self, "origin", origin)
+        parts = self.__dict__
+        parts["rows"], parts["meanwhile"], parts["origin"] = tuple(rows), origin.meanwhile, origin

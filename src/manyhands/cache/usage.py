@@ -65,21 +65,18 @@ class Usage:
         counts["tokens_drafted"], counts["tokens_accepted"] = tokens_drafted, tokens_accepted
 
     def __add__(self, other: Self) -> Self:
-        return type(self)(  # written out: every run of every pass is charged by it
-            self.forward_passes + other.forward_passes,
-            self.tokens_fed + other.tokens_fed,
-            self.tokens_chosen + other.tokens_chosen,
-            self.kv_bytes_loaded + other.kv_bytes_loaded,
-            self.kv_bytes_saved + other.kv_bytes_saved,
-            self.prefix_tokens_found + other.prefix_tokens_found,
-            self.prefix_tokens_fed + other.prefix_tokens_fed,
-            self.tokens_drafted + other.tokens_drafted,
-            self.tokens_accepted + other.tokens_accepted,
-        )
+        total = object.__new__(type(self))  # every run of every pass is charged by it
+        counts, ours, theirs = total.__dict__, self.__dict__, other.__dict__
+        for name in _COUNTS:
+            counts[name] = ours[name] + theirs[name]
+        return total
 
     def __sub__(self, other: Self) -> Self:
         names = [field.name for field in fields(self)]
         return type(self)(*(getattr(self, name) - getattr(other, name) for name in names))
+
+
+_COUNTS = tuple(field.name for field in fields(Usage))
 
 
 def usage_of(plan: Plan, step: Step, token_bytes: int) -> Usage:
