@@ -230,10 +230,8 @@ class _Reader:
         """Whether its blocks grow as they did in the last plan, or stay as they were."""
         if not self.live.isdisjoint(irregular):
             return False
-        for block, size in self.still:
-            if len(block.tokens) + pending.get(block, 0) != size:
-                return False
-        return True
+        still = self.still
+        return all(len(block.tokens) + pending.get(block, 0) == size for block, size in still)
 
     def length_in(self, number: int) -> int:
         """Of the view in plan `number`, if its reads there follow from those it has."""

@@ -108,9 +108,9 @@ def usage_of_each(
     owners = np.asarray(owner)
     reads = plan.reads
     sizes = reads.high - reads.low
-    starts = reads.strip_indptr[:-1]
+    starts, ends = reads.strip_indptr[:-1], reads.strip_indptr[1:]
     charge = plan.keys_loaded / np.maximum(1, np.add.reduceat(sizes, starts))
-    loaded = sizes * np.repeat(charge, np.diff(reads.strip_indptr))
+    loaded = sizes * charge.repeat(ends - starts)
     readers = owners[reads.row]  # [n]: whose each read is
 
     def each(index: Ints, amount: Ints | None = None) -> Ints:
@@ -120,7 +120,7 @@ def usage_of_each(
     of_loaded, of_read = each(readers, loaded), each(readers, sizes)
     counts = (
         np.minimum(each(owners), 1),
-        each(owners, np.diff(plan.row_indptr)),
+        each(owners, plan.row_indptr[1:] - plan.row_indptr[:-1]),
         each(owners, np.asarray(is_written)),
         of_loaded * token_bytes,
         (of_read - of_loaded) * token_bytes,

@@ -151,7 +151,7 @@ class Lookahead:
         self._move()
         rows = self._known_rows(expected, pending)
         chosen_by = np.array([*chain.from_iterable([each.sources for each in expected])])
-        sources = chosen_by.repeat(np.diff(plan.row_indptr))
+        sources = chosen_by.repeat(plan.row_indptr[1:] - plan.row_indptr[:-1])
         self._rows, self._sizes = rows, [len(step.rows) for step in steps]
         self._generation = self._pool.generation
         self._plan = plan
