@@ -415,6 +415,21 @@ def test_slots_run_through_the_pages() -> None:
     assert pool.num_slots == 24
 
 
+def test_slots_of_any_part_are_those_of_the_whole() -> None:
+    pool = PagePool(6, 4)
+    first, second = Block(), Block()
+    for block, size in ((first, 3), (second, 2), (first, 9)):
+        pool.reserve([(block, size)])
+    strip = pool.place(first).strip
+    whole = [strip.pages[at // 4] * 4 + at % 4 for at in range(12)]
+    assert whole != sorted(range(12)), "pages of another block were meant to lie between"
+    for start in range(13):
+        for stop in range(start, 13):
+            slots = pool.slots(strip, start, stop)
+            assert slots.tolist() == whole[start:stop], (start, stop)
+            assert slots.dtype == np.int64
+
+
 def test_out_of_memory_says_what_is_missing_and_changes_nothing() -> None:
     pool = PagePool(3, 4)
     small, large = grown(pool, 4), Block()

@@ -24,7 +24,7 @@ from manyhands.cache.block import Block
 from manyhands.cache.layouts import Cast, combined
 from manyhands.cache.pages import PagePool
 from manyhands.cache.plan import Plan
-from manyhands.cache.planner import Planner
+from manyhands.cache.planner import Planner, _Reader
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
@@ -142,6 +142,22 @@ def test_views_are_walked_once_for_a_team_in_which_a_step_has_ended(
     assert pool.num_joined > num_joined, "a move was meant to be part of this"
     assert walked == team.views[:1]
     assert plan.positions.tolist() == [view.num_tokens - 1 for view in team.views]
+
+
+def test_blocks_of_a_team_are_looked_at_once_in_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a row that is fed several tokens, so that no plan follows from the last one."""
+    team, looked = Team(num_steps=3), list[object]()
+    beside, look = View([Block("beside")]), _Reader.is_regular
+
+    def counted(reader: _Reader, *others: Any) -> bool:
+        looked.append(reader)
+        return look(reader, *others)
+
+    monkeypatch.setattr(_Reader, "is_regular", counted)
+    for number in range(4):
+        looked.clear()
+        team.plan(Step([*(Row(view, (1,)) for view in team.views), Row(beside, (1, 2))]))
+        assert len(looked) == (1 if number == 0 else 2), number
 
 
 def test_a_history_is_read_in_one_piece() -> None:

@@ -91,9 +91,8 @@ def test_control_were_any_token_taken_for_the_expected_one_it_would_be_noticed(
     is_fed = Lookahead._is_fed
 
     def is_fed_something(lookahead: Lookahead, row: Row, known: Any) -> bool:
-        return is_fed(
-            lookahead, replace(row, feed=(lookahead._chosen or ())[known.source :][:1]), known
-        )
+        source = known[2]
+        return is_fed(lookahead, replace(row, feed=(lookahead._chosen or ())[source:][:1]), known)
 
     for patched in (False, True):
         if patched:

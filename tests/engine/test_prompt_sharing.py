@@ -13,6 +13,7 @@ import pytest
 
 from manyhands.cache.block import Block
 from manyhands.cache.prefix_nodes import common_length
+from manyhands.cache.prefixes import PrefixTree
 from manyhands.cache.step import Choice, Row, StandIn, Step
 from manyhands.cache.view import Beginning, View
 from manyhands.engine.engine import Engine
@@ -471,3 +472,30 @@ def test_views_that_stand_in_stay_the_same_objects_and_go_on_as_those_of_the_str
     assert plain[0] is plainly[0]
     origins = [row.view for row in standing[-1].origin.rows]
     assert [view is other for view, other in zip(apart, origins, strict=True)] == [True, True]
+
+
+@pytest.mark.parametrize("others_come", [True, False])
+def test_a_beginning_that_no_row_reads_any_more_is_let_go_of(others_come: bool) -> None:
+    gone: list[weakref.ref[Block]] = []
+
+    def behind(prompt: Block, name: str) -> View:
+        return View([Block("own")], Beginning([prompt, Block(name).freeze()]))
+
+    def turning() -> Strategy:
+        first = Row(View([prompt := Block("prompt")]), (1, 2, 3))
+        yield Reserve(20, 10, prompt=first)
+        yield Step([first, Row(View([prompt, Block("own")]), (1,))])
+        stays, goes = behind(prompt, "stays"), behind(prompt, "goes")
+        gone.append(weakref.ref(goes.blocks[1]))
+        yield Step([Row(stays, (1,)), Row(goes, (1,))])
+        del goes
+        views = [stays, behind(prompt, "comes")] if others_come else [stays]
+        while True:
+            yield Step([Row(view, (1,)) for view in views])
+
+    strategy, sent = share_prompt(turning(), PrefixTree()), None
+    for _ in range(5):
+        asked = strategy.send(sent)
+        sent = (1,) * len(asked.rows) if isinstance(asked, Step) else None
+    assert [block() for block in gone] == [None]
+    strategy.close()

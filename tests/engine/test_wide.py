@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,15 @@ from benchmarks import situations
 from benchmarks.step_end import unlaunched
 from manyhands.attention.prepared import tokens_of_ended
 from manyhands.attention.triton_backend import of_latents
-from manyhands.attention.work import Stretches, Tiling, cut, power_of_two
+from manyhands.attention.work import (
+    Cutting,
+    Occupancy,
+    Stretches,
+    Tiling,
+    Work,
+    cut,
+    power_of_two,
+)
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.plan import Plan
@@ -430,3 +440,29 @@ def test_a_cold_start_notes_each_size_that_has_products_of_its_own() -> None:
     assert sizes <= {(each.tokens, each.cutting) for each in noted}
     assert {each.cutting for each in wide} == {each.cutting for each in noted}
     assert len(noted) == len(sizes) + 1 < len(wide)
+
+
+def test_recordings_with_the_same_kernels_are_tried_with_one_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tiling, plan = TILINGS[0], a_team(4, 64, 8)
+    cuttings, right = list[object](), graphs.cut
+
+    def counted(plan: Plan, tiling: Tiling, cutting: Cutting, stretches: Stretches) -> Work:
+        cuttings.append(cutting)
+        return right(plan, tiling, cutting, stretches)
+
+    monkeypatch.setattr(graphs, "cut", counted)
+    few, many = Cutting(16, 0, Occupancy.FEW, False), Cutting(16, 0, Occupancy.MANY, False)
+    sizes = [(few, False), (few, False), (many, False), (few, True), (few, True)]
+    tried = [
+        SimpleNamespace(capacity=SimpleNamespace(cutting=cutting, holds=lambda *_, has=has: has))
+        for cutting, has in sizes
+    ]
+    passes: Any = SimpleNamespace(
+        _with_room=lambda *_: iter(tried), backend=SimpleNamespace(tiling=tiling)
+    )
+    found = graphs.GraphedPasses._wide(passes, plan, Stretches.of(plan, tiling), Wide.SMALL)
+    assert found is not None
+    assert found[0] is tried[3]
+    assert cuttings == [few, many]

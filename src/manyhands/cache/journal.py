@@ -20,8 +20,9 @@ earlier one that came to nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 _NOTHING = object()
@@ -40,9 +41,8 @@ class Journal:
 
     def keep_each(self, name: str, things: Sequence[Any]) -> None:
         """Note one attribute of many things; one note for all, where `keep` makes one for each."""
-        self.notes.append(
-            partial(_set_each, name, [(each, getattr(each, name)) for each in things])
-        )
+        values = [*map(attrgetter(name), things)]
+        self.notes.append(partial(_set_each, name, things, values))
 
     def keep_tail(self, items: list[Any], start: int = 0) -> None:
         """Note what `items` holds from index `start` on; what stands before it must not change."""
@@ -70,6 +70,6 @@ class Journal:
         self.notes = []
 
 
-def _set_each(name: str, values: Iterable[tuple[Any, object]]) -> None:
-    for thing, value in values:
+def _set_each(name: str, things: Sequence[Any], values: Sequence[object]) -> None:
+    for thing, value in zip(things, values, strict=True):
         setattr(thing, name, value)

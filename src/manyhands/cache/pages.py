@@ -51,6 +51,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count
 from typing import NamedTuple, Protocol
 
@@ -121,7 +122,7 @@ class Move:
     targets: Ints
     shift: int
 
-    @property
+    @cached_property
     def is_clearing(self) -> bool:
         """Whether nothing is copied."""
         return bool((self.sources == NOWHERE).all())
@@ -265,12 +266,14 @@ class PagePool:
             self._journal.take_back()  # as `place` does: what is looked at here may be half changed
         growth = list(growth)
         places = places or self.places([block for block, _ in growth])
+        lengths: dict[Block, int] = {}
         for (block, _), place in zip(growth, places, strict=True):
-            if place.offset + len(block.tokens) > place.strip.num_tokens:
+            lengths[block] = length = len(block.tokens)
+            if place.offset + length > place.strip.num_tokens:
                 self.check_filled(block, place)
         asked = self._with_room(growth, places)
         # Noted before anything grows: taking back what was not given does nothing.
-        self._promises = {block: len(block.tokens) for block, _ in growth} | self._promises
+        self._promises = lengths | self._promises
         self._grow_all(asked)
 
     def _with_room(
@@ -294,19 +297,21 @@ class PagePool:
         return asked
 
     def _pages_for(self, asked: Sequence[tuple[Strip, int]]) -> int:
-        num_pages = 0
+        num_pages, size = 0, self.page_size
         for strip, num_tokens in asked:
-            if strip.num_tokens + num_tokens > len(strip.pages) * self.page_size:
+            if strip.num_tokens + num_tokens > len(strip.pages) * size:
                 num_pages += self._pages_to_add(strip, num_tokens)
         return num_pages
 
     def _grow_all(self, asked: Sequence[tuple[Strip, int]]) -> None:
+        size = self.page_size
         with self._journal as journal:
             journal.keep_each("num_tokens", [strip for strip, _ in asked])
             for strip, num_tokens in asked:
-                if strip.num_tokens + num_tokens > len(strip.pages) * self.page_size:
+                grown = strip.num_tokens + num_tokens
+                if grown > len(strip.pages) * size:
                     self._add_pages(strip, self._pages_to_add(strip, num_tokens))
-                strip.num_tokens += num_tokens
+                strip.num_tokens = grown
 
     def keep(self) -> None:
         """The step has succeeded: its feeds have joined their blocks, and the promise is fulfilled."""
@@ -711,9 +716,15 @@ class PagePool:
 
     def slots(self, strip: Strip, start: int, stop: int) -> Ints:
         """Slots of the strip's indices start..stop: pages[j // page_size] * page_size + j % page_size."""
+        size = self.page_size
+        first, last = start // size, (stop - 1) // size
+        if first == last:  # as most of what is moved lies
+            shift = (strip.pages[first] - first) * size
+            return np.arange(start + shift, stop + shift, dtype=np.int64)
         index = np.arange(start, stop, dtype=np.int64)
-        pages = np.asarray(strip.pages, dtype=np.int64)
-        return pages[index // self.page_size] * self.page_size + index % self.page_size
+        # A history has many pages, of which few are asked for.
+        pages = np.array(strip.pages[first : last + 1], dtype=np.int64)
+        return pages[index // size - first] * size + index % size
 
     def num_slots_left(self, strip: Strip) -> int:
         """By how many tokens the strip can grow without another page."""

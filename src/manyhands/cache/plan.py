@@ -146,7 +146,7 @@ class Plan:
         first = reads.strip_indptr[:-1]
         # The keys of a strip lie above those of the strips before it; reads stand in the order of their first keys.
         above = np.arange(len(first)) * int(reads.high.max())
-        above = above.repeat(np.diff(reads.strip_indptr))
+        above = above.repeat(reads.strip_indptr[1:] - first)
         low, high = reads.low + above, reads.high + above
         known = np.maximum.accumulate(high)
         low[1:] = np.maximum(low[1:], known[:-1])

@@ -198,7 +198,10 @@ def _stands(route: _Route) -> dict[Block, int]:
     return found
 
 
-@dataclass(eq=False)
+_NO_READS: Ints = np.empty((0, 6), dtype=np.int64)
+
+
+@dataclass(eq=False, slots=True)
 class _Reader:
     """How one view is read: its route, and what its row read in plan number `at`.
 
@@ -214,7 +217,7 @@ class _Reader:
     strips: dict[int, Strip]
     blocks: frozenset[Block]
     live: frozenset[int]
-    table: Ints = field(default_factory=lambda: np.empty((0, 6), dtype=np.int64))  # see TABLE
+    table: Ints = field(default_factory=lambda: _NO_READS)  # see TABLE
     length: int = 0  # of the view, with what was fed
     growth: int = 0  # of that, a pass
     still: tuple[tuple[Block, int], ...] = ()  # of these the ones that did not, with their lengths
@@ -223,21 +226,16 @@ class _Reader:
     joined: int = -1  # how many blocks had been moved when it was last looked at
     is_known: bool = False
 
-    def goes_on(
-        self,
-        number: int,
-        before: int,
-        irregular: set[int],
-        most: int | None,
-        pending: Mapping[Block, int],
-    ) -> bool:
-        """Whether its reads in plan `number` follow from those it has. Plan `before` was made last."""
-        if not self.is_known or self.took_part != before or not self.live.isdisjoint(irregular):
+    def is_regular(self, irregular: set[int], pending: Mapping[Block, int]) -> bool:
+        """Whether its blocks grow as they did in the last plan, or stay as they were."""
+        if not self.live.isdisjoint(irregular):
             return False
-        for block, size in self.still:
-            if len(block.tokens) + pending.get(block, 0) != size:
-                return False
-        return most is None or self.length + (number - self.at) * self.growth <= most
+        still = self.still
+        return all(len(block.tokens) + pending.get(block, 0) == size for block, size in still)
+
+    def length_in(self, number: int) -> int:
+        """Of the view in plan `number`, if its reads there follow from those it has."""
+        return self.length + (number - self.at) * self.growth
 
 
 def _has_moved(read: _Read | _Reader) -> bool:
@@ -321,9 +319,10 @@ class Planner:
         return plan
 
     def _plan(self, step: Step, pending: Mapping[Block, int] | None) -> Plan | None:
-        for row in step.rows:
-            if row.view.own.frozen:  # since the row was made
-                row.view.own.check_writable()  # raises
+        owners = [row.view.own for row in step.rows]
+        for own in owners:
+            if own.frozen:  # since the row was made
+                own.check_writable()  # raises
         if self._generation != self.pool.generation:
             self._forget()
         before = self._number
@@ -336,7 +335,8 @@ class Planner:
             self._lockstep = None
         self._is_joining = pending is not None or self._has_waiting or not self.joins_ahead
         self._has_waiting = False
-        growth = {row.view.own: len(row.feed) + len(row.draft) for row in step.rows}
+        sizes = [len(row.feed) + len(row.draft) for row in step.rows]
+        growth = dict(zip(owners, sizes, strict=True))
         self._give_fronts(step, growth)
         to_come = self._pending
         after = {
@@ -362,17 +362,10 @@ class Planner:
         if pending is not None:
             spare = self.pool.page_size if is_plain else 0
             strips = [reader.place.strip for reader in readers]
-            sizes = [pending.get(block, 0) + size for block, size in growth.items()]
-            if not self.pool.lend(_sizes_to_lend(self.pool, strips, sizes, spare)):
+            needed = [pending.get(block, 0) + size for block, size in growth.items()]
+            if not self.pool.lend(_sizes_to_lend(self.pool, strips, needed, spare)):
                 return None
-        anew = [
-            (reader, row.view)
-            for reader, row in zip(readers, step.rows, strict=True)
-            if not reader.goes_on(
-                self._number, before, irregular, self.max_positions, self._pending
-            )
-        ]
-        if anew:
+        if anew := self._not_going_on(readers, step, before, irregular):
             self._read_all(anew, growth)
         for reader in readers:
             reader.took_part = self._number
@@ -426,6 +419,27 @@ class Planner:
             if size == 1 and before.get(each) == length - 1
         }
         return (before.keys() | after.keys()) - regular
+
+    def _not_going_on(
+        self, readers: Sequence[_Reader], step: Step, before: int, irregular: set[int]
+    ) -> list[tuple[_Reader, View]]:
+        """The readers of a step, with their views, whose reads in this plan do not follow from those that they have.
+
+        Plan `before` was made last. Views of a team have the same blocks, and are looked at once.
+        """
+        number, most = self._number, self.max_positions
+        # By the ids of a team's blocks and of their lengths.
+        known: dict[tuple[int, int], bool] = {}
+        found: list[tuple[_Reader, View]] = []
+        for reader, row in zip(readers, step.rows, strict=True):
+            if reader.is_known and reader.took_part == before:
+                key = id(reader.live), id(reader.still)
+                if (is_regular := known.get(key)) is None:
+                    is_regular = known[key] = reader.is_regular(irregular, self._pending)
+                if is_regular and (most is None or reader.length_in(number) <= most):
+                    continue
+            found.append((reader, row.view))
+        return found
 
     def _read_all(self, rows: Sequence[tuple[_Reader, View]], growth: Mapping[Block, int]) -> None:
         """The reads of these rows in this plan. Raises ContextTooLong, and InvalidRequest for blocks that were not filled here.
@@ -488,7 +502,8 @@ class Planner:
             reader.still = still[id(reader.blocks)]
             reader.at = self._number
             # behind lanes that grow, another one may become the longest
-            reader.is_known = not any(block in growth for block in view.beside_others)
+            beside = view.beside_others
+            reader.is_known = not beside or growth.keys().isdisjoint(beside)
 
     def _lies(
         self, piece: Stretch | _Live, growth: Mapping[Block, int]
@@ -580,7 +595,12 @@ class Planner:
         """
         views = [row.view for row in step.rows]
         walk = _Walk()
-        found = [self._known_reader(view) for view in views]
+        key, generation = self._key, self._generation
+        found: list[_Reader | None] = [view.notes.get(key) for view in views]
+        found = [
+            reader if reader is not None and reader.generation == generation else None
+            for reader in found
+        ]
         while True:
             num_joined = self.pool.num_joined
             moved: dict[int, bool] = {}  # by the ids of their strips, which views of a team share
@@ -756,13 +776,19 @@ class Planner:
 
     def _laid(self, readers: Sequence[_Reader]) -> _Laid:
         """The reads of these readers in this plan."""
-        told = [(len(reader.table), self._number - reader.at, reader.growth) for reader in readers]
-        num_reads, ages, growth = np.array(told, dtype=np.int64).T.copy()
+        number = self._number
+        tables = [reader.table for reader in readers]
+        told = [
+            [*map(len, tables)],
+            [number - reader.at for reader in readers],
+            [reader.growth for reader in readers],
+        ]
+        num_reads, ages, growth = np.array(told, dtype=np.int64)
         strips: dict[int, Strip] = {}
         for each in {id(reader.strips): reader.strips for reader in readers}.values():
             strips.update(each)
         return _Laid(
-            np.concatenate([reader.table for reader in readers]),
+            np.concatenate(tables),
             num_reads,
             ages,
             growth,

@@ -132,7 +132,7 @@ class Choice:
     def drawn(self, draw: float) -> Choice:
         """The choice with a row's own draw. It is made for every token, so nothing is checked again."""
         assert 0 <= draw < 1, "a draw lies in [0, 1)"
-        choice, values = object.__new__(Choice), vars(self).copy()
+        choice, values = object.__new__(Choice), self.__dict__.copy()
         values["draw"] = draw
         object.__setattr__(choice, "__dict__", values)
         return choice
@@ -256,7 +256,7 @@ class Row:
 
     def over(self, view: View) -> Row:
         """The same row over another view whose blocks hold the same tokens. Nothing is checked again."""
-        row, values = object.__new__(Row), vars(self).copy()
+        row, values = object.__new__(Row), self.__dict__.copy()
         values["view"] = view
         object.__setattr__(row, "__dict__", values)
         return row
@@ -267,7 +267,7 @@ class Row:
     ) -> Row:
         """The row of a writer that is known to be one: nothing is checked again."""
         row = object.__new__(cls)
-        values = vars(row)
+        values = row.__dict__
         values["view"], values["feed"], values["choice"] = view, feed, choice
         values["writer"], values["tally"] = writer, tally
         return row
@@ -335,11 +335,11 @@ class Step:
 
     def __init__(self, rows: Iterable[Row], meanwhile: Callable[[], None] | None = None) -> None:
         try:
-            object.__setattr__(self, "rows", tuple(rows))
+            self.__dict__["rows"] = tuple(rows)
         except TypeError:
             _explain_step([] if isinstance(rows, Iterable) else rows)
             raise
-        object.__setattr__(self, "meanwhile", meanwhile)
+        self.__dict__["meanwhile"] = meanwhile
         if meanwhile is not None:
             check_function(meanwhile, "to a step as `meanwhile`", "Write Step(rows, function).")
         if not self.rows:
@@ -377,6 +377,5 @@ class StandIn(Step):
     origin: Step
 
     def __init__(self, rows: Iterable[Row], origin: Step) -> None:
-        object.__setattr__(self, "rows", tuple(rows))
-        object.__setattr__(self, "meanwhile", origin.meanwhile)
-        object.__setattr__(self, "origin", origin)
+        parts = self.__dict__
+        parts["rows"], parts["meanwhile"], parts["origin"] = tuple(rows), origin.meanwhile, origin

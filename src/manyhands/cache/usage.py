@@ -56,7 +56,7 @@ class Usage:
         tokens_accepted: int = 0,
     ) -> None:
         # Two for each run of each pass: that of a frozen dataclass takes twice as long.
-        counts = vars(self)
+        counts = self.__dict__
         counts["forward_passes"], counts["tokens_fed"] = forward_passes, tokens_fed
         counts["tokens_chosen"] = tokens_chosen
         counts["kv_bytes_loaded"], counts["kv_bytes_saved"] = kv_bytes_loaded, kv_bytes_saved
@@ -65,21 +65,18 @@ class Usage:
         counts["tokens_drafted"], counts["tokens_accepted"] = tokens_drafted, tokens_accepted
 
     def __add__(self, other: Self) -> Self:
-        return type(self)(  # written out: every run of every pass is charged by it
-            self.forward_passes + other.forward_passes,
-            self.tokens_fed + other.tokens_fed,
-            self.tokens_chosen + other.tokens_chosen,
-            self.kv_bytes_loaded + other.kv_bytes_loaded,
-            self.kv_bytes_saved + other.kv_bytes_saved,
-            self.prefix_tokens_found + other.prefix_tokens_found,
-            self.prefix_tokens_fed + other.prefix_tokens_fed,
-            self.tokens_drafted + other.tokens_drafted,
-            self.tokens_accepted + other.tokens_accepted,
-        )
+        total = object.__new__(type(self))  # every run of every pass is charged by it
+        counts, ours, theirs = total.__dict__, self.__dict__, other.__dict__
+        for name in _COUNTS:
+            counts[name] = ours[name] + theirs[name]
+        return total
 
     def __sub__(self, other: Self) -> Self:
         names = [field.name for field in fields(self)]
         return type(self)(*(getattr(self, name) - getattr(other, name) for name in names))
+
+
+_COUNTS = tuple(field.name for field in fields(Usage))
 
 
 def usage_of(plan: Plan, step: Step, token_bytes: int) -> Usage:
@@ -111,9 +108,9 @@ def usage_of_each(
     owners = np.asarray(owner)
     reads = plan.reads
     sizes = reads.high - reads.low
-    starts = reads.strip_indptr[:-1]
+    starts, ends = reads.strip_indptr[:-1], reads.strip_indptr[1:]
     charge = plan.keys_loaded / np.maximum(1, np.add.reduceat(sizes, starts))
-    loaded = sizes * np.repeat(charge, np.diff(reads.strip_indptr))
+    loaded = sizes * charge.repeat(ends - starts)
     readers = owners[reads.row]  # [n]: whose each read is
 
     def each(index: Ints, amount: Ints | None = None) -> Ints:
@@ -123,7 +120,7 @@ def usage_of_each(
     of_loaded, of_read = each(readers, loaded), each(readers, sizes)
     counts = (
         np.minimum(each(owners), 1),
-        each(owners, np.diff(plan.row_indptr)),
+        each(owners, plan.row_indptr[1:] - plan.row_indptr[:-1]),
         each(owners, np.asarray(is_written)),
         of_loaded * token_bytes,
         (of_read - of_loaded) * token_bytes,

@@ -504,8 +504,11 @@ class GraphedPasses(Passes):
 
     def _wide(self, plan: Plan, stretches: Stretches, *kinds: Wide) -> tuple[_Graph, Work] | None:
         """The first wide recording of these kinds that the plan fits into, the smallest for so many tokens or the next one."""
+        works: dict[Cutting, Work] = {}  # several sizes have the same kernels
         for graph in self._with_room(plan, *kinds):
-            work = cut(plan, self.backend.tiling, graph.capacity.cutting, stretches)
+            cutting = graph.capacity.cutting
+            if (work := works.get(cutting)) is None:
+                work = works[cutting] = cut(plan, self.backend.tiling, cutting, stretches)
             if graph.capacity.holds(plan, work):
                 return graph, work
         return None

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -83,17 +83,9 @@ class Begun(NamedTuple):
 Ahead = Callable[[], Begun | None]
 
 
-@dataclass(eq=False, slots=True)
-class _Row:
-    """A row of the pass that was begun."""
-
-    view: weakref.ref[View]
-    feed: tuple[int, ...]
-    source: int
-    length: int  # of its own block, when it is fed
-    index: int  # among all rows
-    run: int  # the number of its run
-    given: weakref.ref[Row] | None = None  # by `fed_of`: a row that it feeds
+# A row of the pass that was begun: its view; its feed; the row that chooses it, or KNOWN; how long its own block is when it is
+# fed; its number among all rows; that of its run. A bare tuple, for one is made for each row of each pass.
+_Row = tuple[weakref.ref[View], tuple[int, ...], int, int, int, int]
 
 
 class Lookahead:
@@ -115,6 +107,8 @@ class Lookahead:
         self._rows: dict[
             int, _Row
         ] = {}  # by the ids of their own blocks, which live as long as the views
+        # By the same ids, what `fed_of` has found: the rows that they feed, and their numbers.
+        self._given: dict[int, tuple[weakref.ref[Row], int]] = {}
         self._sizes: list[int] = []  # of each run: its rows
         self._plan: Plan | None = None
         self._generation = -1
@@ -128,7 +122,7 @@ class Lookahead:
     def forget(self) -> None:
         """Nothing is begun."""
         self._plan = None
-        self._rows = {}
+        self._rows, self._given = {}, {}
         self._sizes = []
         self._chosen = None
 
@@ -156,7 +150,8 @@ class Lookahead:
             return None
         self._move()
         rows = self._known_rows(expected, pending)
-        sources = np.repeat([row.source for row in rows.values()], np.diff(plan.row_indptr))
+        chosen_by = np.array([*chain.from_iterable([each.sources for each in expected])])
+        sources = chosen_by.repeat(plan.row_indptr[1:] - plan.row_indptr[:-1])
         self._rows, self._sizes = rows, [len(step.rows) for step in steps]
         self._generation = self._pool.generation
         self._plan = plan
@@ -166,17 +161,13 @@ class Lookahead:
         self, expected: Sequence[Expected], pending: Mapping[Block, int]
     ) -> dict[int, _Row]:
         rows: dict[int, _Row] = {}
-        for run, each in enumerate(expected):
-            for row, source in zip(each.step.rows, each.sources, strict=True):
-                own = row.view.own
-                rows[id(own)] = _Row(
-                    weakref.ref(row.view),
-                    row.feed,
-                    source,
-                    len(own.tokens) + pending.get(own, 0),
-                    len(rows),
-                    run,
-                )
+        reference, to_come = weakref.ref, pending.get
+        for run, (step, sources) in enumerate(expected):
+            for row, source in zip(step.rows, sources, strict=True):
+                view = row.view
+                own = view.own
+                length = len(own.tokens) + to_come(own, 0)
+                rows[id(own)] = reference(view), row.feed, source, length, len(rows), run
         return rows
 
     def was_chosen(self, tokens: tuple[int, ...], *, is_begun: bool) -> None:
@@ -190,40 +181,44 @@ class Lookahead:
         """The part of a run's step that is fed by the pass that was begun: all of it, a part of it, or None."""
         if not self._holds:
             return None
-        found: list[tuple[Row, _Row]] = []
+        found: list[Row] = []
+        indices: list[int] = []
+        sizes: list[int] = []  # tokens of what is fed of each
+        run = num_whole = 0
         for row in step.rows:
-            if (known := self._rows.get(id(row.view.own))) is not None:
-                if not self._is_fed(row, known):
-                    return None
-                found.append((row, known))
-        if not found:
-            return None
-        run = found[0][
-            1
-        ].run  # the rows of a run have a block of their own, which no other run feeds
-        if len(found) != self._sizes[run]:
+            if (known := self._rows.get(id(row.view.own))) is None:
+                continue
+            if not self._is_fed(row, known):
+                return None
+            _, fed, _, _, index, run = known
+            num_whole += len(fed) == len(row.feed)
+            found.append(row)
+            indices.append(index)
+            sizes.append(len(fed))
+        # The rows of a run have a block of their own, which no other run feeds.
+        if not found or len(found) != self._sizes[run]:
             return None  # a row that was expected is not asked for, and others have read what it was fed
-        num_whole = sum([len(known.feed) == len(row.feed) for row, known in found])
         if num_whole == len(step.rows):
-            fed = step
+            part = step
         elif num_whole:
             return None
         else:
-            fed = Step([Row(row.view, row.feed[: len(known.feed)]) for row, known in found])
-        for row, (_, known) in zip(fed.rows, found, strict=True):
-            known.given = weakref.ref(row)
-        return fed
+            beginnings = zip(found, sizes, strict=True)
+            part = Step([Row(row.view, row.feed[:size]) for row, size in beginnings])
+        for row, index in zip(part.rows, indices, strict=True):
+            self._given[id(row.view.own)] = weakref.ref(row), index
+        return part
 
     def _is_fed(self, row: Row, known: _Row) -> bool:
         """Whether the begun pass feeds what this row feeds, or the beginning of it."""
-        if row.draft or row.targets or known.view() is not row.view:
+        of_view, fed, source, length, _, _ = known
+        view = row.view
+        if row.draft or row.targets or of_view() is not view or len(view.own.tokens) != length:
             return False
-        if row.view.own.num_tokens != known.length:
-            return False
-        if known.source == KNOWN:
-            return row.feed[: len(known.feed)] == known.feed
+        if source == KNOWN:
+            return row.feed[: len(fed)] == fed
         assert self._chosen is not None, "asked only once the tokens are there"
-        return row.feed == (self._chosen[known.source],)
+        return row.feed == (self._chosen[source],)
 
     def take(self, step: Step) -> tuple[Plan, list[int]] | None:
         """The plan of the begun pass and, of each row of `step`, its number there; then it is taken.
@@ -232,13 +227,11 @@ class Lookahead:
         if the pool has changed since.
         """
         plan = self._plan if self._holds else None
-        found = [
-            known.index
-            for row in step.rows
-            if (known := self._rows.get(id(row.view.own))) is not None
-            and known.given is not None
-            and known.given() is row
-        ]
+        found: list[int] = []
+        for row in step.rows:
+            given = self._given.get(id(row.view.own))
+            if given is not None and given[0]() is row:
+                found.append(given[1])
         self.forget()
         return None if plan is None or len(found) < len(step.rows) else (plan, found)
 

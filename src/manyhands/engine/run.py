@@ -234,11 +234,12 @@ class Run:
 
     def prepare(self) -> None:
         """Let the strategy do what it can do while its step is fed (`Step.meanwhile`)."""
-        if self.step is None or self.step.meanwhile is None:
+        step = self.step
+        if step is None or step.meanwhile is None:
             return
         # Whatever it raises it will raise again where it needs that work.
         with suppress(Exception):
-            self.step.meanwhile()
+            step.meanwhile()
 
     def answer(self, tokens: tuple[int, ...], usage: Usage) -> None:
         """Go on with the tokens of the step, which was fed; `usage` is that of the run up to here.
@@ -317,12 +318,13 @@ class Run:
             if self.lengths:
                 self.lengths = {}
             asked = move(sent)
+            send, report = self.strategy.send, self.events.append
             while True:
                 if isinstance(asked, Event):
-                    self.events.append(asked)
-                    asked = self.strategy.send(None)
+                    report(asked)
+                    asked = send(None)
                 elif isinstance(asked, Listen):
-                    asked = self.strategy.send(self._heard())
+                    asked = send(self._heard())
                 else:
                     break
         except StopIteration as end:

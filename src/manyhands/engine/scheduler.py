@@ -703,9 +703,10 @@ def _next_of(run: Run, fed: Step, first: int) -> Expected | None:
     for row in fed.rows:
         if row.targets or row.draft:
             return None
-    if run.step is None or fed is run.step:
+    step = run.step
+    if step is None or fed is step:
         return Expected.going_on(fed, first)
-    return Expected.asked(without(run.step, fed))
+    return Expected.asked(without(step, fed))
 
 
 def _goes_on(step: Step | None, before: Step, tokens: tuple[int, ...]) -> bool:

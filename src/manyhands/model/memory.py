@@ -112,12 +112,16 @@ class Memory:
         No move may touch a slot that another one writes. All integers are sent in one piece that is pinned,
         so the host need not wait for what the device still has to do.
         """
-        parts = [np.empty((3, 0), dtype=np.int64)]
-        for move in sorted(moves, key=lambda move: move.is_clearing):
-            shifts = np.full(len(move.sources), move.shift, dtype=np.int64)
-            parts.append(np.stack((move.sources, move.targets, shifts)))
-        integers = torch.from_numpy(np.concatenate(parts, axis=1))
-        num_carried = sum(len(move.sources) for move in moves if not move.is_clearing)
+        moves = sorted(moves, key=lambda move: move.is_clearing)
+        sizes = np.array([len(move.sources) for move in moves], dtype=np.int64)
+        # Row by row, each beginning with nothing: there may be no moves.
+        parts = np.empty((3, int(sizes.sum())), dtype=np.int64)
+        none = parts[0, :0]
+        np.concatenate([none, *[move.sources for move in moves]], out=parts[0])
+        np.concatenate([none, *[move.targets for move in moves]], out=parts[1])
+        parts[2] = np.array([move.shift for move in moves], dtype=np.int64).repeat(sizes)
+        integers = torch.from_numpy(parts)
+        num_carried = sum([len(move.sources) for move in moves if not move.is_clearing])
         if self.device.type == "cuda":
             integers = integers.pin_memory()
         integers = integers.to(self.device, non_blocking=True)

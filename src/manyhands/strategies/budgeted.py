@@ -145,10 +145,12 @@ class BudgetedRun(CountedRun):
         """One counted pass, in which each of these workers writes a token; `follow` says what next."""
         writing = [(worker, self.writers[worker]) for worker in workers]
         tokens = yield from self.forward([writer.row() for _, writer in writing])
+        turn_end = self.text.turn_end
         for (worker, writer), token, told in zip(writing, tokens, self.logprobs, strict=True):
-            piece = writer.read(token, self.text.turn_end)
+            piece = writer.read(token, turn_end)
             yield TokenWritten(self.passes, worker, token, piece, told)
-            yield from self.follow(worker, piece) or ()
+            if events := self.follow(worker, piece):  # none, for nearly every piece
+                yield from events
 
     def check(self, num_tokens: int) -> None:
         """End the run if its budget is spent, or if a view of so many tokens leaves no room to end.
@@ -170,6 +172,8 @@ class BudgetedRun(CountedRun):
 
         With `before`, also those of later passes before that one.
         """
+        if not self.settings.snapshots:
+            return
         until = self.passes + 1 if before is None else before
         due = [at for at in self.settings.snapshots if self.passes <= at < until]
         due = [at for at in due if at not in self.snapshots]

@@ -78,7 +78,7 @@ class TokenWritten(Event):
         logprobs: Logprobs | None = None,
     ) -> None:
         # One for each row of each pass: that of a frozen dataclass takes twice as long.
-        fields = vars(self)
+        fields = self.__dict__
         fields["forward_pass"], fields["worker"], fields["token"] = forward_pass, worker, token
         fields["text"], fields["logprobs"] = text, logprobs
 

@@ -182,7 +182,8 @@ class _Team(BudgetedRun):
                 self.first_passes[i] = self.first_passes[i] or self.passes + 1
                 self.last_passes[i] = self.passes + 1
             self.num_fed += sum([len(self.writers[i].feed) for i in present])
-            self.opening += self._encode_again()  # which counts once: it is in `num_fed` already
+            if self.encodes_again:
+                self.opening += self._encode_again()  # counts once: it is in `num_fed` already
             yield from self.write(present)
             if not self.is_seated:
                 self._seat()
@@ -215,9 +216,11 @@ class _Team(BudgetedRun):
 
     def _present_at(self, clock: int) -> list[int]:
         """The workers that have not stopped and are not away in this pass of the clock."""
-        away = {a.worker for a in self.settings.away if a.first <= clock <= a.last}
-        absent = away | self.paused
-        return [i for i, w in enumerate(self.writers) if i not in absent and not w.stopped]
+        absent = self.paused
+        if self.settings.away:
+            away = (a.worker for a in self.settings.away if a.first <= clock <= a.last)
+            absent = absent.union(away)
+        return [i for i, w in enumerate(self.writers) if not w.stopped and i not in absent]
 
     def _opening(self) -> list[Row]:
         """Prompt, headers and marker: written in the same pass as the first words of the workers.

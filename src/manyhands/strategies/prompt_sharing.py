@@ -106,6 +106,7 @@ class _SharedPrompt:
         self._key = object()  # of the notes of the strategy's views, each of which is its stand-in
         # With which the newest views of each line begin: the strategy's, and its stand-in.
         self._beginnings: dict[object, tuple[Beginning, Beginning]] = {}
+        self._num_rows = 0  # of the last step
         # The views of the writers who go on from the prompt in ordinary text. Held here, because the
         # strategy has let go of its views when it has come to its end.
         self._onward: dict[str, View] = {}
@@ -169,13 +170,15 @@ class _SharedPrompt:
     def _standing(self, rows: Sequence[Row], path: tuple[Block, ...]) -> list[Row]:
         """The rows over the path. The view of each is the same object in every pass, as the strategy's is."""
         standing: list[Row] = []
+        key, are_others = self._key, len(rows) != self._num_rows
         for row in rows:
             asked = row.view
-            view: View | None = asked.notes.get(self._key)
+            view: View | None = asked.notes.get(key)
             if view is None and (view := self._view(asked, path)) is not None:
-                asked.notes[self._key] = view
+                asked.notes[key], are_others = view, True
             standing.append(row if view is None else row.over(view))
-        if self._beginnings:  # they hold blocks that the strategy may have let go of
+        self._num_rows = len(rows)
+        if are_others and self._beginnings:  # they hold blocks that the strategy may have let go of
             used = {row.view.beginning for row in rows}
             kept = {line: b for line, b in self._beginnings.items() if b[0] in used}
             self._beginnings = kept
