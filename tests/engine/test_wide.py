@@ -446,16 +446,16 @@ def test_recordings_with_the_same_kernels_are_tried_with_one_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tiling, plan = TILINGS[0], a_team(4, 64, 8)
-    cuttings, right = list[object](), graphs.cut
+    cuttings = list[object]()
 
     def counted(plan: Plan, tiling: Tiling, cutting: Cutting, stretches: Stretches) -> Work:
         cuttings.append(cutting)
-        return right(plan, tiling, cutting, stretches)
+        return cut(plan, tiling, cutting, stretches)
 
     monkeypatch.setattr(graphs, "cut", counted)
     few, many = Cutting(16, 0, Occupancy.FEW, False), Cutting(16, 0, Occupancy.MANY, False)
     sizes = [(few, False), (few, False), (many, False), (few, True), (few, True)]
-    tried = [
+    tried: list[Any] = [
         SimpleNamespace(capacity=SimpleNamespace(cutting=cutting, holds=lambda *_, has=has: has))
         for cutting, has in sizes
     ]

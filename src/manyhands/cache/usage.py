@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from manyhands.cache.step import Step
 
@@ -110,7 +110,7 @@ def usage_of_each(
     sizes = reads.high - reads.low
     starts, ends = reads.strip_indptr[:-1], reads.strip_indptr[1:]
     charge = plan.keys_loaded / np.maximum(1, np.add.reduceat(sizes, starts))
-    loaded = sizes * charge.repeat(ends - starts)
+    loaded: Any = sizes * charge.repeat(ends - starts)
     readers = owners[reads.row]  # [n]: whose each read is
 
     def each(index: Ints, amount: Ints | None = None) -> Ints:
