@@ -64,6 +64,7 @@ def test_every_option_reaches_the_settings(cli: Cli, solve: Cli, tmp_path: Path)
     choice, end = settings.pop("choice"), settings.pop("end")
     assert settings == {
         "workers": 3,
+        "most_workers": None,
         "layout": "interleaved",
         "budget": 7,
         "check_every": 5,
