@@ -186,6 +186,7 @@ class Handle(OfOneProcess):
         if wait != 0:
             self._check_waits()
         with self._news:
+            # No closure: `self` is let go of below.
             if not self._news.wait_for(partial(getattr, self, "done"), wait):
                 raise TimeoutError(f"the run has not ended after {wait:g} s")
         outcome = self._outcome
