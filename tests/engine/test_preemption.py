@@ -249,8 +249,9 @@ def test_what_any_run_reserved_fits_beside_the_prefixes_in_use(
     kept: int, pages: int, shared: int, may: bool
 ) -> None:
     """Though more is promised than there is: ten pages, of which a run that is certain has seven."""
-    pool, queues, keeper = PagePool(10), new_queues(), Keeping()
-    pool.keepers[keeper] = None  # type: ignore[index]
+    pool, queues = PagePool(10), new_queues()
+    keeper: Any = Keeping()
+    pool.keepers[keeper] = None
     books = Preemption(pool, lambda past, blocks: None, 3.0, queues)
     certain, new = (Run(counting((1,), 5), queues) for _ in range(2))
     books.reserve(certain, 7)

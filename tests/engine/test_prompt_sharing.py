@@ -31,6 +31,7 @@ from manyhands.strategies.settings import SharedSettings
 from manyhands.strategies.shared_prefix import Completions, Prompt, shared_prefix
 from tests.engine.small import LETTERS, PROBLEM, PROMPTS, SHORT_END, TEXT, finish, small_engine
 from tests.engine.test_preemption import preempt
+from tests.strategies.driver import seen
 
 SAMPLED = Choice(temperature=1.0, allowed=LETTERS | TEXT.eos)
 FIRST = Conversation(PROBLEM, (Message("system", "Answer in letters."),))
@@ -417,7 +418,7 @@ def test_a_step_of_the_prompt_alone_that_is_found_whole_needs_no_pass() -> None:
 def test_views_that_stand_in_stay_the_same_objects_and_go_on_as_those_of_the_strategy_do() -> None:
     """Otherwise each pass would look at each view anew: no answer would show it, but the time of a pass."""
     tokens = tuple(TEXT.encode("a prompt of its own"))
-    asked: list[Step] = []
+    asked: list[object] = []
 
     def team() -> Strategy:
         first = Row(View([prompt := Block("prompt")]), tokens)
@@ -441,19 +442,8 @@ def test_views_that_stand_in_stay_the_same_objects_and_go_on_as_those_of_the_str
         yield Step([Row(View([Block("apart")]), (5,)), Row(View([aside], Beginning([one])), (5,))])
         return Answer("")
 
-    def heard(strategy: Strategy) -> Strategy:
-        sent: Any = None
-        while True:
-            try:
-                step = strategy.send(sent)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
-            if isinstance(step, Step):
-                asked.append(step)
-            sent = yield step
-
     engine = small_engine()
-    engine.run(heard(share_prompt(team(), engine.prefixes)))
+    engine.run(seen(share_prompt(team(), engine.prefixes), asked.append))
     standing = [step for step in asked if isinstance(step, StandIn)]
     opened, kept, same, grown, mixed, plain, plainly, apart = (
         [row.view for row in step.rows if row.feed not in (tokens, tokens[:-1])]

@@ -192,11 +192,18 @@ def test_an_interrupt_ends_all_graders(tmp_path: Path) -> None:
     task = Doubles()
     with Grading(task, graders=2) as grading:
         began = time.monotonic()
-        with pytest.raises(KeyboardInterrupt), grading.beside() as threads:  # noqa: PT012
-            futures = [threads.submit(grading.grade, one, "hang", "") for one in task.samples()[:3]]
-            while sum(each._ours is not None for each in tuple(grading._all)) < 2:
-                time.sleep(0.01)
-            raise KeyboardInterrupt
+        futures = []
+
+        def interrupted() -> None:
+            with grading.beside() as threads:
+                asked = task.samples()[:3]
+                futures.extend(threads.submit(grading.grade, one, "hang", "") for one in asked)
+                while sum(each._ours is not None for each in tuple(grading._all)) < 2:
+                    time.sleep(0.01)
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
         assert time.monotonic() - began < 30
         assert futures[2].cancelled()
         assert all(isinstance(each.exception(), GraderFailed) for each in futures[:2])

@@ -167,7 +167,7 @@ def test_a_person_may_speak_at_once(anna: httpx2.Client) -> None:
 
 
 def test_words_to_a_run_that_waits_are_bounded() -> None:
-    """A client could have the server keep as many as it liked. What was taken is heard when the run begins."""
+    """A client could have the server keep as many as it liked. Words that were taken are heard when the run begins."""
     word = {"item": "Said", "text": "1 " * 44_999 + "11", "author": "Dana"}
     slow = make_house(Model(seconds=0.01), live_runs=1, waiting_runs=1)
     with running(slow) as house, client(house) as anna:

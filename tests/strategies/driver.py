@@ -18,7 +18,7 @@ from tokenizers import AddedToken
 
 from manyhands.cache.step import Choice, Step
 from manyhands.prompts.hogwild import TeamPrompt
-from manyhands.strategies.base import Answer, Reserve, Sent, Strategy
+from manyhands.strategies.base import Answer, Asked, Reserve, Sent, Strategy
 from manyhands.strategies.events import Event
 from manyhands.strategies.listening import Heard, Item, Listen
 from manyhands.strategies.settings import Settings
@@ -143,19 +143,28 @@ def play(
             num_passes += not {"finisher", "reply"} & set(played.passes[-1].writers)
 
 
-def holding(strategy: Strategy, held: list[int]) -> Strategy:
-    """The same strategy. `held`: the tokens of all that the rows of each step read and feed."""
+def seen(strategy: Strategy, see: Callable[[Asked], object]) -> Strategy:
+    """The same strategy; `see` is shown all that it asks for and tells."""
     sent: Sent = None
     while True:
         try:
             asked = strategy.send(sent)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
+        see(asked)
+        sent = yield asked
+
+
+def holding(strategy: Strategy, held: list[int]) -> Strategy:
+    """The same strategy. `held`: the tokens of all that the rows of each step read and feed."""
+
+    def see(asked: Asked) -> None:
         if isinstance(asked, Step):
             blocks = {block for row in asked.rows for block in row.view.blocks}
             fed = sum(len(row.feed) for row in asked.rows)
             held.append(fed + sum(block.num_tokens for block in blocks))
-        sent = yield asked
+
+    return seen(strategy, see)
 
 
 def feed(step: Step) -> tuple[SeenRow, ...]:

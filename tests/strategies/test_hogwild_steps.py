@@ -11,7 +11,7 @@ import pytest
 
 from manyhands.cache.layouts import LAYOUTS
 from manyhands.cache.step import Step
-from manyhands.strategies.base import Sent, Strategy
+from manyhands.strategies.base import Asked, Strategy
 from manyhands.strategies.events import (
     AnswerFound,
     CheckAsked,
@@ -24,7 +24,7 @@ from manyhands.strategies.events import (
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.settings import Away, EndSettings, TeamSettings
 from manyhands.strategies.writer import Writer
-from tests.strategies.driver import PROMPT, Dice, Played, Scripts, SeenRow, play, small_text
+from tests.strategies.driver import PROMPT, Dice, Played, Scripts, SeenRow, play, seen, small_text
 
 TEXT = small_text()
 NO_END = EndSettings(finisher=False, reply=False)
@@ -381,16 +381,13 @@ def test_events_tell_every_token(layout: str) -> None:
 
 def prepared(strategy: Strategy) -> Strategy:
     """The same, and with every step that it asks for it does all that it can do meanwhile."""
-    sent: Sent = None
-    while True:
-        try:
-            asked = strategy.send(sent)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+
+    def see(asked: Asked) -> None:
         if isinstance(asked, Step) and asked.meanwhile is not None:
             asked.meanwhile()
             asked.meanwhile()
-        sent = yield asked
+
+    return seen(strategy, see)
 
 
 def any_piece(row: SeenRow) -> int:
@@ -447,17 +444,10 @@ def test_nothing_is_encoded_when_a_step_ends(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(TEXT, "words", noted)  # or what other runs have asked for would not be seen
     left: list[list[str]] = []
 
-    def watched() -> Strategy:
-        sent: Sent = None
-        while True:
-            try:
-                asked = strategy.send(sent)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
-            if isinstance(asked, StepBegun):
-                left.append(list(encoded))
-            sent = yield asked
+    def see(asked: Asked) -> None:
+        if isinstance(asked, StepBegun):
+            left.append(list(encoded))
 
-    played = play(watched(), behind)
+    played = play(seen(strategy, see), behind)
     assert len(ended(played)) == 4
     assert left[1:] == [[]] * 4

@@ -376,13 +376,14 @@ class PagePool:
         self._collect()
         return num_pages <= len(self._free)
 
-    def _num_at_hand(self) -> int:
-        """Pages that are free, or held by keepers for nobody."""
-        return len(self._free) + sum([keeper.num_pages_idle for keeper in self.keepers])
+    def _can_be_had(self, num_pages: int) -> bool:
+        """Whether so many pages are free, or held by keepers for nobody."""
+        missing = num_pages - len(self._free)
+        return missing <= 0 or missing <= sum([each.num_pages_idle for each in self.keepers])
 
     def _have(self, num_pages: int, *, of: int = 1) -> bool:
-        """Have so many pages free, with the help of the keepers. False if they are more than one of `of` parts of what is at hand."""
-        if num_pages * of > len(self._free) and num_pages * of > self._num_at_hand():
+        """Have so many pages free, with the help of the keepers. False if they are more than one of `of` parts of what can be had."""
+        if not self._can_be_had(num_pages * of):
             return False
         for keeper in list(self.keepers) if num_pages > len(self._free) else ():
             keeper.make_room(num_pages - len(self._free))
@@ -417,14 +418,14 @@ class PagePool:
         ]
         if not wanted:
             return True
+        if not self.recycle:
+            return False
         num_pages = sum(size for _, size in wanted)
-        can_be_had = self.recycle and self._have(num_pages, of=2)
-        if not can_be_had and self._fronts:
+        if not self._have(num_pages, of=2):
             with self._journal:
                 self._drop_waiting()
-            can_be_had = self.recycle and self._have(num_pages, of=2)
-        if not can_be_had:
-            return False
+            if not self._have(num_pages, of=2):
+                return False
         with self._journal as journal:
             journal.keep(self, "_spares")
             for strip, size in wanted:
@@ -472,8 +473,7 @@ class PagePool:
             return False
         if not size or not before.num_tokens:
             return False
-        num_pages = self._pages_to_add(there.strip, size)
-        return num_pages <= len(self._free) or num_pages <= self._num_at_hand()
+        return self._can_be_had(self._pages_to_add(there.strip, size))
 
     def join(self, block: Block, before: Block) -> Move | None:
         """Move frozen `block` onto the strip of `before`, directly behind it, if that is possible.
@@ -554,12 +554,8 @@ class PagePool:
 
     def _can_spare(self, num_pages: int) -> bool:
         """Whether keys may be moved at all, and so many pages, which are free then, are little of what can be had."""
-        if not self.recycle:
-            return False
-        most = num_pages + self._num_waiting
-        if most * _PLENTY > len(self._free) and most * _PLENTY > self._num_at_hand():
-            return False
-        return self._have(num_pages)
+        is_little = self.recycle and self._can_be_had(_PLENTY * (num_pages + self._num_waiting))
+        return is_little and self._have(num_pages)
 
     def num_fronts(self, other: Block) -> int:
         """Copies of a block that are made and not given to another one yet."""

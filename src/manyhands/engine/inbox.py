@@ -1,6 +1,6 @@
 """Words that were said to a run and not heard yet, within bounds.
 
-Anybody who may speak to a run may do so as often as he likes, and a run hears nothing while it waits for its turn or for memory,
+Words may be said to a run at any time and as often as a client likes, and a run hears nothing while it waits for its turn or for memory,
 reads a long prompt, or answers. So what waits is bounded, and so is all that a run is told in its life: what it has heard stands
 in its trace. The bounds stand where items are declared (`strategies/listening.py`).
 """

@@ -393,8 +393,9 @@ class Connection(H11Protocol):
         self._watch_no_more()
         super().connection_lost(exc)
         # All of these lead back here: circles, which would wait for a collection of garbage with whatever was asked.
-        self.cycle, self._streaming = None, None  # type: ignore[assignment]  # as before a request
-        self.scope, self.app_state = None, {}  # type: ignore[assignment]
+        own: Any = self  # the types of what it inherits allow nothing of this
+        own.cycle = own.scope = own._streaming = None  # as before a request
+        own.app_state = {}
         self._own.forget()
 
     def send_400_response(self, msg: str) -> None:
