@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
@@ -192,7 +193,7 @@ def test_an_interrupt_ends_all_graders(tmp_path: Path) -> None:
     task = Doubles()
     with Grading(task, graders=2) as grading:
         began = time.monotonic()
-        futures = []
+        futures: list[Future[Score]] = []
 
         def interrupted() -> None:
             with grading.beside() as threads:
