@@ -286,35 +286,15 @@ def test_crowds_have_parts_that_recordings_have_room_for(monkeypatch: pytest.Mon
     assert sizes == [32, 16, 32]
 
 
-@pytest.mark.parametrize(("waiting", "fed"), [(1, 16), (2, 32), (3, 32)])
-def test_parts_are_larger_where_as_many_prompts_wait_as_rows_write(waiting: int, fed: int) -> None:
-    """But where their size was asked for."""
-    for is_asked in (False, True):
-        engine = small_engine(prompt_tokens=16, memory_tokens=4096)
-        own = engine._scheduler
-        assert own.prompt_tokens_beside_few == 16
-        if not is_asked:
-            own.prompt_tokens_beside_few = 32
-        runs = writers(engine, 2)
-        prompts = [engine.submit(counting(LONG[at:], 2)) for at in range(waiting)]
-        before = engine.usage
-        engine.step()
-        assert (engine.usage - before).tokens_fed == (16 if is_asked else fed)
-        finish(engine, *runs, *prompts)
-        for at, run in enumerate(prompts):
-            assert run.result() == small_engine().run(counting(LONG[at:], 2))
-
-
 def test_with_experts_a_pass_has_as_many_prompts_as_fit() -> None:
     """It reads all experts, whichever few of them a token goes through."""
     models = tiny_models()
     for name, beside, alone in (("qwen3", 512, 2048), ("qwen3_moe", 1024, 8192)):
         own = Engine.load(models[name](), memory_tokens=64)._scheduler
         assert (own.prompt_tokens, own.prompt_tokens_alone) == (beside, alone), name
-        assert (own.prompt_tokens_of_crowds, own.prompt_tokens_beside_few) == (512, 1024)
+        assert own.prompt_tokens_of_crowds == 512
     own = small_engine(max_tokens_per_pass=100)._scheduler
     assert (own.prompt_tokens, own.prompt_tokens_alone) == (100, 100)
-    assert own.prompt_tokens_beside_few == 100
     assert experts_of_a_token(SimpleNamespace(num_experts_per_tok=0)) is None
 
 

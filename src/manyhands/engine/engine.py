@@ -60,7 +60,6 @@ from manyhands.model.settings import (
     EFFORTS,
     PROMPT_TOKENS,
     PROMPT_TOKENS_ALONE,
-    PROMPT_TOKENS_BESIDE_FEW,
     PROMPT_TOKENS_WITH_EXPERTS,
     ModelSettings,
 )
@@ -167,7 +166,6 @@ class Engine(OfOneProcess):
             overcommit=1.0 if self.settings.kv_cache_dtype == "int8" else self.settings.overcommit,
             prompt_tokens=self._prompt_tokens(),
             prompt_tokens_of_crowds=self.settings.prompt_tokens or PROMPT_TOKENS,
-            prompt_tokens_beside_few=self.settings.prompt_tokens or PROMPT_TOKENS_BESIDE_FEW,
             prompt_tokens_alone=self._prompt_tokens_alone(),
             tokens_at_once=self.executor.tokens_at_once,
             is_known=self._is_known if self._speculation is not None else None,

@@ -92,7 +92,6 @@ class Scheduler:
         overcommit: float = 1.0,
         prompt_tokens: int | None = None,
         prompt_tokens_of_crowds: int | None = None,
-        prompt_tokens_beside_few: int | None = None,
         prompt_tokens_alone: int | None = None,
         tokens_at_once: Callable[[int], int] = lambda num_tokens: num_tokens,
         is_known: Callable[[Step], bool] | None = None,
@@ -102,7 +101,6 @@ class Scheduler:
         """`prompt_tokens` and `prompt_tokens_alone`: see `ModelSettings`; None: steps are fed whole, and as many as fit.
 
         `prompt_tokens_of_crowds`: the former beside more than `MOST_ROWS_BESIDE` rows; None: the same.
-        `prompt_tokens_beside_few`: beside no more rows than prompts wait; None: the same.
         `tokens_at_once`: how many of the tokens of a prompt, while no row writes, one pass is fed; a pass has room for them in any case.
         `is_known`: whether `predict` answers a step without a pass (`engine/speculation.py`); None: it never does.
         `lookahead`: `predict` asks for the `expected` steps of the next pass and begins it; None: it does not.
@@ -122,9 +120,6 @@ class Scheduler:
         self.prompt_tokens = min(prompt_tokens or max_tokens_per_pass, max_tokens_per_pass)
         self.prompt_tokens_of_crowds = min(
             prompt_tokens_of_crowds or self.prompt_tokens, self.prompt_tokens
-        )
-        self.prompt_tokens_beside_few = min(
-            max(prompt_tokens_beside_few or 0, self.prompt_tokens), max_tokens_per_pass
         )
         self.prompt_tokens_alone = min(
             prompt_tokens_alone or max_tokens_per_pass, max_tokens_per_pass
@@ -443,7 +438,7 @@ class Scheduler:
     def _prompts(self, prompts: list[_Ready], *, num_writing: int) -> list[_Ready]:
         """The parts of these prompts, the oldest run's first, that are fed in this pass.
 
-        Beside rows that write they make the pass as long as `_most_of_pass`, together with what the others feed: a pass of a
+        Beside rows that write they make the pass as long as `prompt_tokens`, together with what the others feed: a pass of a
         little more would take as long as one of half as much again. Else whole ones have as many tokens as `prompt_tokens_alone`, but
         for the first: a larger pass is hardly faster a token, and all that are in it wait for the last one. A long one is fed in
         parts then, too: a run that comes or is cancelled meanwhile waits for a part.
@@ -455,8 +450,7 @@ class Scheduler:
         if oldest is not None:
             prompts, of_oldest = others, self._least_part
         if num_writing:
-            most = self._most_of_pass(num_writing, num_waiting=len(prompts))
-            room = max(most - num_writing - of_oldest, self._least_part)
+            room = max(self._most_of_pass(num_writing) - num_writing - of_oldest, self._least_part)
         else:
             first = _num_tokens(prompts[0][1])
             room = self.tokens_at_once(first)
@@ -477,14 +471,8 @@ class Scheduler:
             fed.append((run, first_part(step, size) or step))
         return fed
 
-    def _most_of_pass(self, num_writing: int, num_waiting: int = 0) -> int:
-        """Tokens of a pass with prompts beside so many that rows write.
-
-        Where as many prompts wait as rows write, the passes are longer and fewer: a first token comes sooner, and a row that
-        writes loses one token for each such pass, which are about as much later at its end as the passes are shorter.
-        """
-        if num_writing <= num_waiting:
-            return self.prompt_tokens_beside_few
+    def _most_of_pass(self, num_writing: int) -> int:
+        """Tokens of a pass with prompts beside so many that rows write."""
         is_crowd = num_writing > MOST_ROWS_BESIDE
         return self.prompt_tokens_of_crowds if is_crowd else self.prompt_tokens
 

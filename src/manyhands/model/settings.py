@@ -30,8 +30,6 @@ _CACHE_SIZE = 32.0  # GiB
 # Where every token goes through all weights; and, beside rows that write, where it goes through a few experts.
 PROMPT_TOKENS, PROMPT_TOKENS_ALONE = 512, 2048
 PROMPT_TOKENS_WITH_EXPERTS = 1024
-# The former beside no more rows than prompts wait.
-PROMPT_TOKENS_BESIDE_FEW = 1024
 # Rows that write, beyond which parts are those without experts: recordings of longer passes have no room for more.
 MOST_ROWS_BESIDE = 256
 
@@ -176,8 +174,7 @@ class ModelSettings:
         None,
         "Tokens of prompts that are fed in one pass beside rows that write.",
         at_least=1,
-        unset=f"{PROMPT_TOKENS}, and {PROMPT_TOKENS_BESIDE_FEW:,} where as many prompts wait as rows write; "
-        f"with experts {PROMPT_TOKENS_WITH_EXPERTS:,}",
+        unset=f"{PROMPT_TOKENS}; with experts {PROMPT_TOKENS_WITH_EXPERTS:,}",
         by="code",
     )
     prompt_tokens_alone: int | None = setting(
