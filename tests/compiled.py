@@ -313,6 +313,10 @@ def products(capability: int) -> None:
     for wide in mxfp4_many.TILES if capability >= 90 else ():
         x, shares = zeros(40, 256), zeros(40, 2)
         mxfp4_many.experts(x, index, shares, packed_experts[0], packed_experts[1], gate, wide)
+    index = torch.zeros(MOST_TOKENS + 1, 2, dtype=torch.int64)
+    x, shares = zeros(len(index), 256), zeros(len(index), 2)
+    for wide in mxfp4_many.PROMPT_TILES if capability >= 90 else ():
+        mxfp4_many.experts(x, index, shares, packed_experts[0], packed_experts[1], gate, wide)
     plain = ExpertWeights(zeros(4, 256, 128)), ExpertWeights(zeros(4, 128, 128))
     turned = ExpertWeights(zeros(4, 128, 256), zeros(4, 256)), plain[1]._replace(bias=zeros(4, 128))
     # Looked up, and listed.

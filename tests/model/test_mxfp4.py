@@ -24,7 +24,7 @@ from manyhands.errors import ModelNotFound, UnsupportedModel
 from manyhands.model import kernels, loading
 from manyhands.model.adapter import weight_bytes
 from manyhands.model.dummy import dummy_model
-from manyhands.model.experts import fuse_experts, let_sums_add_experts
+from manyhands.model.experts import fuse_experts, let_sums_add_experts, load_for_prompts
 from manyhands.model.fusion import fuse_modules
 from manyhands.model.loading import load_adapter
 from manyhands.model.quantised import mxfp4
@@ -277,7 +277,7 @@ def _many(tokens: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @is_hopper
 @pytest.mark.parametrize("tiles", WIDE, ids=str)
-@pytest.mark.parametrize("tokens", [9, 64, 300])
+@pytest.mark.parametrize("tokens", [9, 64, 300, 700])
 def test_wide_tiles_give_the_same(tiles: many.Tiles, tokens: int) -> None:
     stack = _made(*MANY)[0].to(DEVICE)
     x, index, shares = _many(tokens)
@@ -292,17 +292,42 @@ def test_wide_tiles_give_the_same(tiles: many.Tiles, tokens: int) -> None:
 
 
 @is_hopper
-@pytest.mark.parametrize("tiles", WIDE, ids=str)
-def test_a_token_in_wide_tiles_gets_what_it_gets_whatever_is_beside_it(tiles: many.Tiles) -> None:
+@pytest.mark.parametrize("tiles", [*many.PROMPT_TILES, many.Tiles(columns=32, warps=8)], ids=str)
+@pytest.mark.parametrize("tokens", [512, 513, 1025, 3000])
+def test_tiles_laid_out_give_what_parts_of_all_tokens_give(
+    tiles: many.Tiles, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit; what is rounded on its way to the sum is as far from it as a rounding."""
     stack = _made(*MANY)[0].to(DEVICE)
-    x, index, shares = _many(70)
+    x, index, shares = _many(tokens)
+    laid_out = _wide(stack, x, index, shares, tiles, in_parts=True)
+    rounded = _wide(stack, x, index, shares, tiles)
+    for _ in range(3):
+        assert torch.equal(_wide(stack, x, index, shares, tiles, in_parts=True), laid_out)
+    monkeypatch.setattr(many, "_LEAST_BY_TILE", many.MOST_LISTED + 1)
+    monkeypatch.setattr(many, "MOST_TOKENS", many.MOST_LISTED)
+    parts = _wide(stack, x, index, shares, tiles, in_parts=True)
+    assert torch.equal(laid_out, parts)
+    assert _far(rounded, parts.sum(0)) < STEP
+    exact = stack.one_by_one(x[:64].float(), index[:64], shares[:64].float())
+    assert _far(parts.sum(0)[:64], exact) < STEP
+
+
+@is_hopper
+@pytest.mark.parametrize("tiles", WIDE, ids=str)
+@pytest.mark.parametrize("tokens", [70, 1100])
+def test_a_token_in_wide_tiles_gets_what_it_gets_whatever_is_beside_it(
+    tiles: many.Tiles, tokens: int
+) -> None:
+    stack = _made(*MANY)[0].to(DEVICE)
+    x, index, shares = _many(tokens)
     whole = _wide(stack, x, index, shares, tiles)
-    order = torch.randperm(70).to(DEVICE)
+    order = torch.randperm(tokens).to(DEVICE)
     assert torch.equal(_wide(stack, x[order], index[order], shares[order], tiles), whole[order])
     x[1] = float("nan")
     alone = _wide(stack, x, index, shares, tiles)
     assert not alone[1].isfinite().any()
-    others = torch.arange(70, device=DEVICE) != 1
+    others = torch.arange(tokens, device=DEVICE) != 1
     assert torch.equal(alone[others], whole[others])
 
 
@@ -335,11 +360,13 @@ def test_which_wide_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "num_processors", lambda device: 132)
     gpt_20, gpt_120 = 32, 128  # their experts
     sizes = 2880, 2880
-    wide, narrow, of_many = many.TILES
+    widest, wide, narrow, of_many = many.TILES
     for tokens, experts, expected in (
         *((64, gpt_20, None), (95, gpt_20, None), (96, gpt_20, narrow), (255, gpt_20, narrow)),
         *((256, gpt_20, wide), (1024, gpt_20, wide), (255, gpt_120, None)),
         *((256, gpt_120, of_many), (768, gpt_120, of_many), (1024, gpt_120, wide)),
+        *((2048, gpt_20, wide), (4096, gpt_20, widest), (8192, gpt_20, widest)),
+        *((4096, gpt_120, wide), (8192, gpt_120, widest)),
     ):
         assert many.choose_tiles(tokens, 4, experts, sizes, CPU) == expected
     for odd in ((2880, 2912), (2912, 2880)):
@@ -425,6 +452,36 @@ def test_the_layer_takes_any_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(stack, "product", product)
     assert _far(stack(x, index, shares), expected) < STEP
     assert seen == [20, 20, 10]
+    monkeypatch.setattr(stack, "_tiles", lambda x, index: many.TILES[0])
+    for most, sizes in ((50, [50]), (30, [30, 20])):
+        seen.clear()
+        monkeypatch.setattr(many, "MOST_LISTED", most)
+        assert _far(stack(x, index, shares), expected) < STEP
+        assert seen == sizes
+
+
+def test_kernels_of_prompts_are_launched_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of prompts too long for recordings, with the dtype of this router's shares; none where other kernels serve."""
+    launched: list[Any] = []
+
+    def noted(x: Tensor, index: Tensor, shares: Tensor, *others: Any, in_parts: bool) -> Tensor:
+        assert not in_parts
+        assert index.unique().tolist() == [0, 1, 2]
+        launched.append((len(x), shares.dtype, others[-1]))
+        return x
+
+    monkeypatch.setattr(many, "experts", noted)
+    monkeypatch.setattr(kernels, "num_processors", lambda device: 132)
+    stack = _made(*MANY)[0].to(DEVICE)
+    for is_there in (False, True):
+        monkeypatch.setattr(mxfp4, "has_gluon", lambda device, is_there=is_there: is_there)
+        monkeypatch.setattr(stack, "is_for", lambda x: True)
+        stack.load_for_prompts(3, torch.float32)
+        stack.load_for_prompts(3, None)
+        stack.load_for_prompts(ordinary.MOST_CHOSEN + 1, None)
+        dtypes = (torch.float32, torch.bfloat16) if is_there else ()
+        tiles = many.PROMPT_TILES
+        assert launched == [(1025, dtype, each) for dtype in dtypes for each in tiles]
 
 
 # -- checkpoints -----------------------------------------------------------------------------------
@@ -532,6 +589,10 @@ def test_blocks_hand_over_what_each_expert_gives(
     layer = packed.base_model.layers[-1]
     assert fuse_experts(layer) == (1, 1)
     let_sums_add_experts([layer])
+    ahead: list[Any] = []
+    monkeypatch.setattr(Mxfp4Stack, "load_for_prompts", lambda *found: ahead.append(found[1:]))
+    load_for_prompts(packed)
+    assert ahead == [(packed.config.num_experts_per_tok, None)]
     monkeypatch.setattr(kernels, "usable", lambda x: True)
     monkeypatch.setattr(own, "experts", partial(own.experts, fast=GPU))
     parts = layer.mlp(x)

@@ -79,14 +79,20 @@ def let_sums_add_experts(layers: Iterable[Any]) -> None:
 def load_for_prompts(model: nn.Module) -> None:
     """Launch the kernels of prompts, so that none is compiled or loaded when the first prompt comes.
 
-    Those of one token serve any number, but for lists.
+    Those of one token serve any number, but for lists, and for mxfp4.
     """
     from manyhands.model.kernels import experts as own
     from manyhands.model.kernels import experts_many as many
 
-    known = set()
+    known = set[Any]()
     for stack, routing, is_in_parts in _stacks_and_routings(model):
         chosen = routing.chosen
+        if isinstance(stack, Mxfp4Stack):
+            sizes = stack.num_experts, stack.hidden_size, stack.intermediate_size, chosen
+            if sizes not in known:
+                stack.load_for_prompts(chosen, routing.dtype)
+            known.add(sizes)
+            continue
         both, down, gate = _parts_of(stack, stack.forward.args[2])
         x = both.weight.new_zeros(1, both.weight.shape[1 if gate.clamped else 2])
         dtype = routing.dtype or x.dtype
@@ -105,7 +111,7 @@ def load_for_prompts(model: nn.Module) -> None:
 
 
 def _stacks_and_routings(model: nn.Module) -> Iterator[tuple[Any, Routing, bool]]:
-    """Stacks in 16 bits that have their faster way, with the routing beside them, and whether the block leaves the sum to others."""
+    """Stacks that have their faster way, with the routing beside them, and whether the block leaves the sum to others."""
     for block in model.modules():
         children = list(block.children())
         for stack in children:
@@ -113,7 +119,7 @@ def _stacks_and_routings(model: nn.Module) -> Iterator[tuple[Any, Routing, bool]
             if not isinstance(forward, functools.partial) or forward.func is not _experts:
                 continue
             routings = [found for each in children if (found := routing_of(each)) is not None]
-            if len(routings) == 1 and not isinstance(stack, Mxfp4Stack):
+            if len(routings) == 1:
                 yield stack, routings[0], are_fused(block)
 
 

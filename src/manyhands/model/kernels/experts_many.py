@@ -360,20 +360,11 @@ def experts(
     )
     assert first.rows == second.rows, both
     pairs, counts = list_pairs(index, num_experts)
-    number = tokens * chosen // first.rows + min(num_experts, tokens * chosen)
-    laid_out = places(number, 2, device=x.device)
-    overlap = launch_options(x.device)
-    kernel: Any = _lay_out
-    kernel[(1,)](
-        *(counts, laid_out, number, num_experts),
-        ROWS=first.rows,
-        BLOCK=power_of_two(num_experts),
-        num_warps=4,
-        **overlap,
-    )
+    laid_out = lay_out(counts, tokens * chosen, first.rows)
+    number = len(laid_out)
     by_tile = second.by_maps and _are_mapped(down.weight, second.inputs, turned=turns)
     inner = x.new_empty(number * first.rows if by_tile else tokens * chosen, width)
-    common = {"C": chosen, "DOT": dot_dtype(x), "ROWS": first.rows, **overlap}
+    common = {"C": chosen, "DOT": dot_dtype(x), "ROWS": first.rows, **launch_options(x.device)}
     alpha, limit = gate.clamped or (0.0, 0.0)
     kernel = _many_gated
     kernel[(cdiv(width, first.outputs), number)](
@@ -418,6 +409,25 @@ def experts(
             **common,
         )
     return out if in_parts else add_up(parts, out)
+
+
+def lay_out(counts: Tensor, num_pairs: int, rows: int) -> Tensor:
+    """The tiles of so many rows of all experts, one behind the other, [tiles, 2]: an expert, and the first of its pairs; expert -1: none.
+
+    As many as there may be. Counts [E] of the pairs of each expert, in all no more than `num_pairs`.
+    """
+    num_experts = len(counts)
+    number = num_pairs // rows + min(num_experts, num_pairs)
+    laid_out = places(number, 2, device=counts.device)
+    kernel: Any = _lay_out
+    kernel[(1,)](
+        *(counts, laid_out, number, num_experts),
+        ROWS=rows,
+        BLOCK=power_of_two(num_experts),
+        num_warps=4,
+        **launch_options(counts.device),
+    )
+    return laid_out
 
 
 def _are_mapped(weight: Tensor, inputs: int, *, turned: bool) -> bool:

@@ -1,4 +1,4 @@
-"""Experts in mxfp4 that have twelve tokens each, or hundreds: a weight is unpacked once for up to 64 of them (Hopper).
+"""Experts in mxfp4 that have twelve tokens each, or hundreds: a weight is unpacked once for up to 128 of them (Hopper).
 
 The kernel for fewer (`kernels/mxfp4.py`) unpacks a weight anew for every 32 tokens, and multiplies with the instructions of one
 warp. Here four warps multiply at once, by instructions that only Hopper has and that take their left operand from registers.
@@ -11,6 +11,13 @@ as well, several steps ahead.
 
 The second half stays behind the wait. An operand of the next product that is made in front of it would make the assembler wait
 for each product alone.
+
+With few tokens there is a program for every expert and every part of all tokens, and most of these end at once. From 513 tokens on
+a launch in between lays the tiles of all experts one behind the other, as it does for experts of 16 bits (`experts_many.py`):
+
+    list, lay out, gated, down, add up
+
+All tokens of a pass go through one launch of each product: of parts of 1024 each expert's last tile would be half empty in every part.
 
 Tensor cores read inputs in an order of their own, of each 32 the one in which a thread has its weights. The first product
 is given x in this order, and leaves what is between both products in it. Columns of no token ask for no inputs: when
@@ -52,6 +59,7 @@ from manyhands.model.kernels.experts import (
     clamped,
     list_pairs,
 )
+from manyhands.model.kernels.experts_many import lay_out
 from manyhands.model.kernels.mxfp4 import (
     SCALE,
     SCALE_OPERANDS,
@@ -86,17 +94,21 @@ class Tiles:
         return int(self.stages * self.warps * _STAGE_BYTES.value)
 
 
-# Of gpt-oss-20b's and gpt-oss-120b's shapes the fastest ones (benchmarks/results/mxfp4_many.json).
+# Of gpt-oss-20b's and gpt-oss-120b's shapes the fastest ones (benchmarks/results/mxfp4_many.json, and mxfp4_prompts.json).
 _LEAST_LISTED = 9  # tokens
 _LEAST_EACH = 12  # tokens of an expert, if all have as many
 _LEAST_EACH_OF_MANY = 8
 _LEAST_WIDE = 32
+_LEAST_WIDEST, _PAIRS_OF_WIDEST = 256, 16384  # the same, and those of all experts
 TILES = (
+    _WIDEST := Tiles(columns=128),
     _WIDE := Tiles(),
     _NARROW := Tiles(columns=32, stages=5),
     _NARROW_OF_MANY := Tiles(columns=32, warps=8),
 )
+PROMPT_TILES = (_WIDEST, _WIDE)  # of more than 1024 tokens
 _MANY_PROGRAMS = 8  # for each processor
+_LEAST_BY_TILE, MOST_LISTED = 513, 8192  # tokens
 
 
 @gluon.jit
@@ -214,8 +226,9 @@ def _mxfp4_many(
     bias,  # [E, N], or nothing
     pairs,  # [E, T]
     counts,  # [E]
+    laid_out,  # BY_TILE: [tiles, 2], expert, and the first of its tokens; expert -1: none
     shares,  # [T, C]
-    out,  # GATED: [T, C, N / 2]; else [C, T, N] float32
+    out,  # GATED: [T, C, N / 2]; else [C, T, N]
     T,
     N,
     K,
@@ -224,22 +237,30 @@ def _mxfp4_many(
     C: gl.constexpr,
     GATED: gl.constexpr,  # x is one of tokens, outputs are gates and values in turns
     BIAS: gl.constexpr,
+    BY_TILE: gl.constexpr,
     COLUMNS: gl.constexpr,
     WARPS: gl.constexpr,
     STAGES: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
-    """Program (tile of outputs, expert, part of its tokens)."""
+    """Program (tile of outputs, expert, part of its tokens), or, BY_TILE, (tile of outputs, tile of an expert's tokens)."""
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, COLUMNS, 16])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     WORDS: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [WARPS, 1], [1, 0])
     INPUTS: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
     tile, expert = gl.program_id(0), gl.program_id(1)
     take_over(OVERLAP)
-    begin = gl.program_id(2) * COLUMNS
-    count = gl.load(counts + expert)
-    if begin >= count:
-        return
+    if BY_TILE:
+        at_tile = laid_out + 2 * expert
+        expert, begin = gl.load(at_tile), gl.load(at_tile + 1)
+        if expert < 0:
+            return
+        count = gl.load(counts + expert)
+    else:
+        begin = gl.program_id(2) * COLUMNS
+        count = gl.load(counts + expert)
+        if begin >= count:
+            return
 
     steps = K // _STEP
     last = steps - _SPAN
@@ -326,8 +347,20 @@ def _mxfp4_many(
         n = at_out + gl.arange(0, 32 * WARPS, gl.SliceLayout(0, sums.type.layout))
         if BIAS:
             sums += gl.load(bias + expert * N + n, mask=n < N, other=0.0).to(gl.float32)[None, :]
+        sums = (sums * share[:, None]).to(DTYPE)
+        if BY_TILE:  # so many that it pays to leave whole rows
+            EACH: gl.constexpr = 128 // DTYPE.primitive_bitwidth
+            LANES: gl.constexpr = 32 * WARPS // EACH if 32 * WARPS // EACH < 32 else 32
+            ROWS: gl.constexpr = gl.BlockedLayout(
+                [1, EACH], [32 // LANES, LANES], [WARPS, 1], [1, 0]
+            )
+            sums = gl.convert_layout(sums, ROWS)
+            column = begin + gl.arange(0, COLUMNS, gl.SliceLayout(1, ROWS))
+            is_its = column < count
+            pair = gl.load(pairs + expert * T + column, mask=is_its, other=0)
+            n = at_out + gl.arange(0, 32 * WARPS, gl.SliceLayout(0, ROWS))
         where = out + ((pair % C * T + pair // C) * N)[:, None] + n[None, :]
-        gl.store(where, sums * share[:, None], mask=is_its[:, None] & (n < N)[None, :])
+        gl.store(where, sums, mask=is_its[:, None] & (n < N)[None, :])
 
 
 def in_order(x: Tensor) -> Tensor:
@@ -347,38 +380,46 @@ def experts(
     *,
     in_parts: bool = False,
 ) -> Tensor:
-    """The same as `mxfp4.experts`, for 9 to 1024 tokens; widths are multiples of 64."""
+    """The same as `mxfp4.experts`, for 9 to 8192 tokens; widths are multiples of 64.
+
+    Of more than 1024 tokens what each expert gives is rounded on its way to the sum, as in `kernels/experts_many.py`, unless it is
+    asked for `in_parts`.
+    """
     tokens, inputs = x.shape
     chosen = index.shape[1]
     width, outputs = down.packed.shape[2] * _STEP.value, inputs
     assert gate.clamped is not None
     assert x.dtype == torch.bfloat16, x.dtype
-    assert _LEAST_LISTED <= tokens <= MOST_TOKENS, tokens
+    assert _LEAST_LISTED <= tokens <= MOST_LISTED, tokens
     assert chosen <= MOST_CHOSEN, chosen
     assert not inputs % _INPUTS.value, inputs
     assert not width % _INPUTS.value, width
     assert tiles.ring_bytes <= copies.MOST_KIB << 10, tiles
     x, index, shares = x.contiguous(), index.contiguous(), shares.contiguous()
-    parts = torch.empty(chosen, tokens, outputs, dtype=torch.float32, device=x.device)
+    by_tile = tokens >= _LEAST_BY_TILE
+    dtype = torch.float32 if in_parts or tokens <= MOST_TOKENS else x.dtype
+    parts = torch.empty(chosen, tokens, outputs, dtype=dtype, device=x.device)
     inner = x.new_empty(tokens, chosen, width)
-    lists = list_pairs(index, len(gate_up.packed))
+    num_experts = len(gate_up.packed)
+    lists = list_pairs(index, num_experts)
+    groups: tuple[int, ...] = num_experts, cdiv(tokens, tiles.columns)
+    laid_out = lists[1]
+    if by_tile:
+        laid_out = lay_out(lists[1], tokens * chosen, tiles.columns)
+        groups = (len(laid_out),)
     kernel: Any = _mxfp4_many
     for weights, rows, size, made in (
         (gate_up, in_order(x), 2 * width, inner),
         (down, inner, outputs, parts),
     ):
-        grid = (
-            cdiv(size, 32 * tiles.warps),
-            len(weights.packed),
-            cdiv(tokens, tiles.columns),
-        )
-        kernel[grid](
+        kernel[(cdiv(size, 32 * tiles.warps), *groups)](
             *(rows, weights.packed, weights.factors),
-            *(x if weights.bias is None else weights.bias, *lists, shares, made),
+            *(x if weights.bias is None else weights.bias, *lists, laid_out, shares, made),
             *(tokens, size, rows.shape[-1], *gate.clamped),
             C=chosen,
             GATED=made is inner,
             BIAS=weights.bias is not None,
+            BY_TILE=by_tile,
             COLUMNS=tiles.columns,
             WARPS=tiles.warps,
             STAGES=tiles.stages,
@@ -400,6 +441,8 @@ def choose_tiles(
         return None
     if inputs % _INPUTS.value or width % _INPUTS.value:
         return None
+    if each >= _LEAST_WIDEST and tokens * chosen >= _PAIRS_OF_WIDEST:
+        return _WIDEST
     if each >= _LEAST_WIDE:
         return _WIDE
     return _NARROW_OF_MANY if is_many else _NARROW

@@ -162,9 +162,13 @@ class Mxfp4Stack(nn.Module):
         """X [T, K], experts [T, C] and shares [T, C] -> what the experts of each token give, weighed and added up [T, N]."""
         if not self.is_for(hidden_states):
             return self.one_by_one(hidden_states, top_k_index, top_k_weights)
-        from manyhands.model.kernels.experts import MOST_TOKENS
+        from manyhands.model.kernels.experts import MOST_TOKENS as most
 
-        parts = (each.split(MOST_TOKENS) for each in (hidden_states, top_k_index, top_k_weights))
+        if self._tiles(hidden_states, top_k_index) is not None:
+            from manyhands.model.kernels.mxfp4_many import MOST_LISTED as most
+        if len(hidden_states) <= most:
+            return self.product(hidden_states, top_k_index, top_k_weights)
+        parts = (each.split(most) for each in (hidden_states, top_k_index, top_k_weights))
         return torch.cat([self.product(*part) for part in zip(*parts, strict=True)])
 
     def is_for(self, x: Tensor) -> bool:
@@ -172,9 +176,19 @@ class Mxfp4Stack(nn.Module):
         return x.dim() == 2 and x.dtype == torch.bfloat16 and kernels.usable(x)
 
     def product(
-        self, x: Tensor, index: Tensor, shares: Tensor, *, in_parts: bool = False
+        self,
+        x: Tensor,
+        index: Tensor,
+        shares: Tensor,
+        *,
+        in_parts: bool = False,
+        tiles: Any = None,
     ) -> Tensor:
-        """The same for up to 1024 tokens by our kernels; `in_parts`: what each expert gives, [C, T, N] in float32."""
+        """The same by our kernels; `in_parts`: what each expert gives, [C, T, N] in float32.
+
+        For as many tokens as these take at once: 1024, or those of `mxfp4_many.py`, where they are wanted for so many, with these
+        `tiles` or the fastest ones.
+        """
         from manyhands.model.kernels import mxfp4
         from manyhands.model.kernels.experts import ExpertGate
 
@@ -183,18 +197,40 @@ class Mxfp4Stack(nn.Module):
             for name in PRODUCTS
         )
         gate = ExpertGate(clamped=(self.alpha, self.limit))
-        if has_gluon(x.device):
+        tiles = tiles or self._tiles(x, index)
+        if tiles is not None:
             from manyhands.model.kernels import mxfp4_many
 
-            widths = x.shape[1], down.packed.shape[2] * STEP  # of this rank's part
-            tiles = mxfp4_many.choose_tiles(
-                len(x), index.shape[1], self.num_experts, widths, x.device
-            )
-            if tiles is not None:
-                return mxfp4_many.experts(
-                    x, index, shares, both, down, gate, tiles, in_parts=in_parts
-                )
+            return mxfp4_many.experts(x, index, shares, both, down, gate, tiles, in_parts=in_parts)
         return mxfp4.experts(x, index, shares, both, down, gate, in_parts=in_parts)
+
+    def _tiles(self, x: Tensor, index: Tensor) -> Any:
+        """The tiles of the kernel for many tokens; None where it is not wanted, or not to be had."""
+        if not has_gluon(x.device):
+            return None
+        from manyhands.model.kernels import mxfp4_many
+
+        # The width of this rank's part.
+        widths = x.shape[1], getattr(self, f"{PRODUCTS[1]}_{_HELD[0]}").shape[2] * STEP
+        return mxfp4_many.choose_tiles(len(x), index.shape[1], self.num_experts, widths, x.device)
+
+    def load_for_prompts(self, chosen: int, dtype: torch.dtype | None) -> None:
+        """Launch the kernels of prompts that are too long for recordings, with so many experts for a token.
+
+        `dtype`: that of their shares; None: that of x.
+        """
+        from manyhands.model.kernels.experts import MOST_CHOSEN, MOST_TOKENS
+
+        device = getattr(self, f"{PRODUCTS[0]}_{_HELD[0]}").device
+        x = torch.zeros(MOST_TOKENS + 1, self.hidden_size, dtype=torch.bfloat16, device=device)
+        index = torch.arange(chosen, device=device).repeat(len(x), 1)
+        if chosen > MOST_CHOSEN or not self.is_for(x) or self._tiles(x, index) is None:
+            return
+        from manyhands.model.kernels import mxfp4_many
+
+        shares = torch.zeros(index.shape, dtype=dtype or x.dtype, device=device)
+        for tiles in mxfp4_many.PROMPT_TILES:
+            self.product(x, index, shares, tiles=tiles)
 
     def extra_repr(self) -> str:
         """For printing."""
