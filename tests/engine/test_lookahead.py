@@ -61,6 +61,47 @@ def test_a_crowd_whose_passes_are_begun_ahead_is_told_what_each_is_told_alone(ch
         assert counts.in_vain > 0, "steps that end were meant to be part of this"
 
 
+def opening(letter: int, workers: int) -> Strategy:
+    """A prompt in front of its workers, in one step, as methods begin; then these alone."""
+    prompt = Block("prompt")
+    rows, feeds = [Row(View([prompt]), tuple(range(letter, letter + 9)))], [(letter,)] * workers
+    views = [View([prompt, Block()]) for _ in range(workers)]
+    told = []
+    for _ in range(6):
+        own = [Row(view, feed, writer="one") for view, feed in zip(views, feeds, strict=True)]
+        tokens = yield Step([*rows, *own])
+        assert isinstance(tokens, tuple)
+        told.append(tokens[len(rows) :])
+        rows, feeds = [], [(token,) for token in told[-1]]
+    return Answer(text=str(told))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_prompts_are_not_expected_to_go_on_behind_their_workers_first_tokens(workers: int) -> None:
+    """So these have their second ones in the pass that was begun, and no row is fed in vain while all go on."""
+    engine = small_engine()
+    runs = [engine.submit(opening(letter, workers)) for letter in (2, 5)]
+    late = engine.submit(counting((3, 4, 5), 9))
+    for count in range(1, 7):
+        engine.step()
+        assert [run.num_passes for run in (*runs, late)] == [count] * 3
+    counts = engine.executor.counts
+    assert (counts.planned_ahead, counts.in_vain, counts.dropped) == (6, 0, 0)
+    finish(engine, *runs, late)
+    for letter, run in zip((2, 5), runs, strict=True):
+        assert run.result() == small_engine().run(opening(letter, workers))
+
+
+def test_rows_none_of_which_has_a_writer_go_on() -> None:
+    view, other = View([Block()]), View([Block()])
+    assert Expected.going_on(Step([Row(view, (3, 4)), Row(other, (5,))]), 7).sources == (7, 8)
+    step = Step([Row(view, (3,)), Row(other, (5,))])
+    assert Expected.going_on(step, 7).step is step
+    known = Expected.going_on(Step([Row(view, (3,)), Row(other, (5,), writer="one")]), 7)
+    assert known.sources == (8,)
+    assert [row.view for row in known.step.rows] == [other]
+
+
 @pytest.mark.parametrize("is_counted", [True, False], ids=["as good as free", "control"])
 def test_where_memory_is_full_of_kept_prompts_as_many_passes_are_begun_ahead(
     is_counted: bool, monkeypatch: pytest.MonkeyPatch

@@ -45,6 +45,18 @@ from manyhands.errors import ManyhandsError
 KNOWN = -1  # in `Expected.sources`: the row's feed is known
 
 
+def those_that_write(step: Step) -> Sequence[int]:
+    """The numbers of its rows that go on with the tokens that are chosen for them.
+
+    A row without a writer beside others that have one, such as a prompt in front of its workers, is fed once. Where none has one,
+    all of them go on.
+    """
+    writers = [row.writer for row in step.rows]
+    if None not in writers:
+        return range(len(writers))
+    return [n for n, name in enumerate(writers) if name is not None] or range(len(writers))
+
+
 class Expected(NamedTuple):
     """The step that a run is expected to ask for next.
 
@@ -59,9 +71,12 @@ class Expected(NamedTuple):
     def going_on(cls, step: Step, first: int) -> Expected:
         """The step of a run that took part as rows `first`, ... of the pass before, one token later."""
         rows = step.rows
-        if max([len(row.feed) for row in rows]) > 1:  # else it serves again, whatever it feeds
-            step = Step([Row(row.view, (0,), writer=row.writer) for row in rows])
-        return cls(step, tuple(range(first, first + len(rows))))
+        going_on = those_that_write(step)
+        if len(going_on) < len(rows) or max([len(row.feed) for row in rows]) > 1:
+            own = [rows[number] for number in going_on]
+            step = Step([Row(row.view, (0,), writer=row.writer) for row in own])
+        # Else it serves again, whatever it feeds.
+        return cls(step, tuple([first + number for number in going_on]))
 
     @classmethod
     def asked(cls, step: Step) -> Expected:

@@ -44,7 +44,7 @@ from manyhands.cache.pages import PagePool
 from manyhands.cache.sheets import ShelfCounts
 from manyhands.cache.step import Step
 from manyhands.cache.usage import Usage
-from manyhands.engine.lookahead import Expected, Lookahead
+from manyhands.engine.lookahead import Expected, Lookahead, those_that_write
 from manyhands.engine.one_thread import OneThread
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.preemption import Preemption, Rebuild
@@ -710,11 +710,14 @@ def _next_of(run: Run, fed: Step, first: int) -> Expected | None:
 
 
 def _goes_on(step: Step | None, before: Step, tokens: tuple[int, ...]) -> bool:
-    """Whether this is the step before, and each row is fed the token that was chosen for it."""
-    if step is None or len(step.rows) != len(before.rows):
+    """Whether these are the rows of the step before that write, and each is fed the token that was chosen for it."""
+    if step is None:
         return False
-    for row, last, token in zip(step.rows, before.rows, tokens, strict=True):
-        if row.view is not last.view or row.feed != (token,):
+    going_on = those_that_write(before)
+    if len(step.rows) != len(going_on):
+        return False
+    for row, number in zip(step.rows, going_on, strict=True):
+        if row.view is not before.rows[number].view or row.feed != (tokens[number],):
             return False
     return True
 
