@@ -643,7 +643,7 @@ def test_what_becomes_idle_while_a_run_is_out_is_kept_where_that_run_does_not_co
 
 
 def test_no_more_is_let_go_than_a_run_that_comes_back_needs() -> None:
-    """What it waits for, besides, is room that could be had; not room that is empty."""
+    """Besides, it waits for room that could be had, and not for empty room."""
     engine = small_engine(memory_tokens=16 * 48, overcommit=4)
     for number in range(8):
         engine.run(keeping(engine, number, 16 * 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -151,8 +152,13 @@ def test_a_sheet_whose_words_do_not_begin_as_those_of_a_device_keeps_no_landing(
     """Its header was written by another library, say: the host checks it."""
     monkeypatch.delitem(FORMS, "offsets")
     files = SheetFiles(
-        *(tmp_path, "model", FORMS),
-        **{"limit": 1 << 30, "most_waiting": 1 << 30, "device": CPU, "most_landed": ROOM},
+        tmp_path,
+        "model",
+        FORMS,
+        limit=1 << 30,
+        most_waiting=1 << 30,
+        device=CPU,
+        most_landed=ROOM,
     )
     write(files, "one")
     path = tmp_path / f"model-v{VERSION}" / "one.safetensors"
@@ -170,7 +176,7 @@ def test_a_sheet_whose_words_do_not_begin_as_those_of_a_device_keeps_no_landing(
 def test_what_several_threads_count_is_all_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files, usual = files_in(tmp_path), sheet_files.replace
+    files, usual = files_in(tmp_path), dataclasses.replace
 
     def slowly(*known: Any, **more: Any) -> Any:
         time.sleep(0.005)

@@ -401,7 +401,7 @@ class PagePool:
         return missing <= self._num_pages_of(self._idle_blocks())
 
     def _idle_blocks(self) -> Iterable[Block]:
-        """What keepers could let go."""
+        """All blocks that keepers could let go."""
         return chain.from_iterable([each.idle_blocks() for each in self.keepers])
 
     def _num_pages_of(self, blocks: Iterable[Block]) -> int:

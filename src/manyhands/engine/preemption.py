@@ -57,7 +57,7 @@ class Preemption:
         self._preempted = queues[RunState.PREEMPTED]
         self._ages = count()
         self.num_preemptions = 0  # of all runs
-        # What the oldest run outside needed, and what there was, when there was no room for it.
+        # The pages that the oldest run outside needed, and those that there were, when there was no room for it.
         self._no_room: tuple[int, int] | None = None
         self.recount(())
 
