@@ -13,6 +13,7 @@ from manyhands.attention.prepared import Capacity
 from manyhands.attention.work import (
     Cutting,
     Occupancy,
+    Stretches,
     Tiling,
     Work,
     _are_small,
@@ -618,3 +619,25 @@ def test_strips_that_all_have_many_rows_get_large_tiles_unless_all_are_short(gro
     assert _are_small(many, short, tiling).all()
     assert not _are_small(many, long, tiling).any()
     assert _are_small(many - 1, long, tiling).tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize("group", [1, 4, 8])
+@pytest.mark.parametrize("is_hopper", [False, True])
+def test_large_tiles_are_told_without_a_list(group: int, is_hopper: bool) -> None:
+    """As the whole list has them: none, ordinary ones, specialised ones, narrow ones."""
+    tiling = Tiling(group, num_kv_heads=8, num_processors=PROCESSORS, large_rows=64)
+    if is_hopper:
+        tiling = replace(tiling, specialised_rows=128, narrow_rows=32, narrow_keys=1024)
+    plans = [
+        *(a_team(workers, history, 40) for workers in (1, 4, 16) for history in (64, 16384)),
+        *(completions(rows, prompt) for rows in (8, 200) for prompt in (64, 8192)),
+        *(a_forest(shape) for shape in ("64,1024_512,32", "4,64_512,32", "64,128_512,32")),
+    ]
+    kinds = set()
+    for plan in plans:
+        work = cut(plan, tiling)
+        has_large = len(work.large) > 0
+        found = Stretches.of(plan, tiling).large_tiles(tiling)
+        assert found == ((work.large_rows, work.is_specialised) if has_large else (0, False))
+        kinds.add(found)
+    assert len(kinds) > 1 + (is_hopper and group > 1)

@@ -152,7 +152,12 @@ class Trees(RuleBasedStateMachine):
 
     @rule(num_pages=st.integers(1, 8))
     def somebody_needs_room(self, num_pages: int) -> None:
+        num_tokens, num_free = self.tree.num_tokens, self.machine.pool.num_free_pages
+        assert not self.machine.pool.make_room(self.machine.pool.num_pages + 1)
+        assert self.tree.num_tokens == num_tokens, "in vain, nothing goes"
+        could = self.machine.pool.could_have(num_free + num_pages)
         self.tree.make_room(num_pages)
+        assert (self.machine.pool.num_free_pages >= num_free + num_pages) is could
 
     @invariant()
     def somebody_can_always_go_on(self) -> None:
@@ -185,8 +190,12 @@ class Trees(RuleBasedStateMachine):
     def teardown(self) -> None:
         pool = self.machine.pool
         num_idle, num_free = self.tree.num_pages_idle, pool.num_free_pages
+        num_of_idle = pool._num_pages_of(self.tree.idle_blocks())
+        assert pool.could_have(num_free + num_of_idle)
+        assert not pool.could_have(num_free + num_of_idle + 1)
         self.tree.clear()
-        assert pool.num_free_pages - num_free >= num_idle, "pages that are as good as free"
+        assert pool.num_free_pages - num_free == num_of_idle
+        assert num_of_idle >= num_idle, "pages that are as good as free"
         assert pool.num_pages - pool.num_free_pages <= self.tree.num_pages_in_use
         for lease, _ in self.leases:
             lease.close()

@@ -94,6 +94,19 @@ def test_many_slots_are_made_free_without_counting_all_that_is_kept_behind_each(
     assert not kept
 
 
+def test_nothing_is_let_go_for_slots_that_cannot_be_had() -> None:
+    kept, live = [Block() for _ in range(4)], [Block() for _ in range(4)]
+    book = StateBook(10, lambda: bool(kept) and kept.pop() is not None, lambda: kept)
+    for slot, filled in enumerate([*kept, *live], 1):
+        filled.tokens.append(slot)
+        book.hold(filled, slot)
+    del filled
+    assert not book.make_room(7)
+    assert len(kept) == 4
+    assert book.make_room(5)
+    assert len(kept) == 1
+
+
 def test_too_few_slots_are_said_and_kept_blocks_go_first() -> None:
     kept = [Block(), Block()]
     book = StateBook(3, lambda: bool(kept) and kept.pop() is not None)

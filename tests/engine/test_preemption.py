@@ -518,7 +518,7 @@ def test_a_run_that_alone_does_not_fit_preempts_no_other() -> None:
     engine.step()
     third = engine.submit(counting((3,) * 161, 20))
     finish(engine, first, second, third)
-    with pytest.raises(OutOfMemory, match="11 more pages"):
+    with pytest.raises(OutOfMemory, match="needs 11 pages"):
         third.result()
     assert second.num_preemptions == 0
     assert first.result().text
@@ -615,3 +615,72 @@ def test_what_the_engine_says_about_memory() -> None:
     engine = small_engine(memory_tokens=1600)
     assert "1,600 tokens in 100 pages of 16" in engine.facts.about_memory
     assert "weights take" in engine.facts.about_memory
+
+
+def keeping(engine: Engine, first: int, num_tokens: int = 16 * 6, max_tokens: int = 1) -> Strategy:
+    """A prompt of which the tree keeps so many tokens behind its run, which writes `max_tokens`."""
+    settings = SharedSettings(max_tokens=max_tokens, choice=SAMPLED, prefill=100)
+    prompt = (first, *(random.Random(first).randrange(50) for _ in range(num_tokens)))
+    return unbounded(shared_prefix([prompt], TEXT, settings, tree=engine.prefixes))
+
+
+def test_what_becomes_idle_while_a_run_is_out_is_kept_where_that_run_does_not_come_back() -> None:
+    engine = small_engine(memory_tokens=16 * 40, overcommit=4)
+    first = engine.submit(counting((1,) * 300, 160))
+    second = engine.submit(keeping(engine, 5, max_tokens=110))
+    third = engine.submit(counting((2,) * 13 * 16, 8))
+    engine.step()
+    engine.step()
+    assert preempt(engine)
+    assert is_preempted(third)
+    finish(engine, second)
+    for _ in range(5):
+        engine.step()
+    assert is_preempted(third), "first has grown meanwhile"
+    assert engine.prefixes.num_tokens == 16 * 6
+    assert engine.prefixes.num_pages_in_use == 0
+    finish(engine, first, third)
+
+
+def test_no_more_is_let_go_than_a_run_that_comes_back_needs() -> None:
+    """Besides, it waits for room that could be had, and not for empty room."""
+    engine = small_engine(memory_tokens=16 * 48, overcommit=4)
+    for number in range(8):
+        engine.run(keeping(engine, number, 16 * 2))
+    first = engine.submit(counting((1,) * 16 * 9, 60))
+    second = engine.submit(counting((2,) * 16 * 21 + (3,) * 10, 8))
+    engine.step()
+    assert engine.prefixes.num_tokens == 8 * 32
+    assert preempt(engine)
+    block = Block()
+    engine.pool.reserve([(block, 16 * 5 + 1)])
+    free = engine.pool.num_free_pages
+    assert free == 17
+    engine.step()
+    assert second.state is RunState.RUNNING
+    assert engine.prefixes.num_tokens == 5 * 32, (
+        "6 pages are missing, and 3 more are only to be had"
+    )
+    finish(engine, first, second)
+
+
+def test_a_step_that_can_never_fit_takes_nothing_that_is_kept_with_it() -> None:
+    engine = small_engine(memory_tokens=16 * 20)
+    engine.run(keeping(engine, 5))
+    held = engine.submit(counting((1,) * 40, 20))
+    engine.step()
+    run = engine.submit(counting((2,) * 16 * 21))
+    finish(engine, held, run)
+    with pytest.raises(OutOfMemory, match="the memory has 20"):
+        run.result()
+    assert engine.prefixes.num_tokens == 16 * 6
+
+
+def test_a_step_that_has_no_room_now_says_what_is_kept_and_takes_none_of_it() -> None:
+    engine = small_engine(memory_tokens=16 * 20)
+    engine.run(keeping(engine, 5))
+    blocks = Block("held"), Block("new")
+    engine.forward(Step([Row(View([blocks[0]]), (1,) * 16 * 9)]))
+    with pytest.raises(OutOfMemory, match="5 of 20 are free, and 6 more hold what is kept"):
+        engine.forward(Step([Row(View([blocks[1]]), (1,) * 16 * 12)]))
+    assert engine.prefixes.num_tokens == 16 * 6

@@ -489,3 +489,39 @@ def test_a_beginning_that_no_row_reads_any_more_is_let_go_of(others_come: bool) 
         sent = (1,) * len(asked.rows) if isinstance(asked, Step) else None
     assert [block() for block in gone] == [None]
     strategy.close()
+
+
+def kept_behind(
+    *steps: tuple[tuple[str, tuple[str, ...], str | None], ...], frozen: str = ""
+) -> int:
+    """Tokens that are kept besides those of the prompt, of a run that asks for these steps: (own block, blocks before it, writer)."""
+    engine = small_engine(2048)
+    known = {name: Block(name) for name in "pabcx"}
+    engine.forward(Step([Row(View([known["x"]]), (7, 8))]))
+
+    def run() -> Strategy:
+        prompt = Row(View([known["p"]]), (1, 2, 3, 4))
+        yield Reserve(100, 9, prompt=prompt)
+        for number, rows in enumerate(steps):
+            asked = [
+                Row(View([known[each] for each in (*before, own)]), (5, 6), writer=writer)
+                for own, before, writer in rows
+            ]
+            yield Step([*[prompt] * (not number), *asked])
+            for name in frozen:
+                if known[name].tokens:
+                    known[name].freeze()
+        return Answer(text="")
+
+    engine.run(share_prompt(run(), engine.prefixes))
+    return engine.prefixes.num_tokens - 4
+
+
+def test_text_is_kept_that_was_written_in_just_the_view_of_the_prompt() -> None:
+    first = (("a", ("p",), "w"),)
+    assert kept_behind(first) == 2
+    assert kept_behind(first, (("b", ("p", "a"), "w"),), frozen="a") == 4
+    assert kept_behind((("x", ("p",), "w"),)) == 0, "its first tokens were not"
+    assert kept_behind(first, (("b", ("p", "a"), "w"),)) == 0, "what it reads might go on"
+    beside = (*first, ("b", ("p", "a"), None))
+    assert kept_behind(beside, (("c", ("p", "b"), "w"),), frozen="ab") == 0, "b has read a"

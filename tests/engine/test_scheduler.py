@@ -661,3 +661,59 @@ def test_a_reservation_of_another_kind_is_named(wrong: Any) -> None:
         Reserve(5, 1, renew=wrong)
     with pytest.raises(InvalidRequest, match="as the prompt of a reservation; expected a Row"):
         Reserve(5, 1, prompt=wrong)
+
+
+def test_a_cancellation_that_an_interrupt_has_left_comes_before_the_next_pass() -> None:
+    engine = small_engine()
+    first, second = engine.submit(counting((1, 2), 9)), engine.submit(counting((3, 4), 9))
+    engine.step()
+    scheduler = engine._scheduler
+    predict, fed = scheduler.predict, list[Step]()
+
+    def interrupted(step: Step) -> tuple[int, ...]:
+        engine.cancel(second)
+        assert not second.done, "it waits for the end of the pass"
+        raise KeyboardInterrupt
+
+    def seen(step: Step) -> tuple[int, ...]:
+        fed.append(step)
+        return predict(step)
+
+    scheduler.predict = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    scheduler.predict = seen
+    engine.step()
+    assert [len(step.rows) for step in fed] == [1]
+    assert second.done
+    finish(engine, first)
+    assert len(first.result().text.split()) == 9
+
+
+def test_where_no_run_of_a_pass_keeps_its_bound_the_one_without_room_ends() -> None:
+    """And not the one that holds most: it was to make room for one that keeps its bound."""
+    engine = small_engine(memory_tokens=160)
+    engine._scheduler.preemption.preempt = lambda: False  # type: ignore[method-assign]
+    most = engine.submit(counting((1,) * 90, 6))
+    other = engine.submit(counting((2,) * 63, 6))
+    finish(engine, most, other)
+    assert len(most.result().text.split()) == 6
+    with pytest.raises(OutOfMemory, match="this step needs 1 more page"):
+        other.result()
+
+
+def test_a_step_that_wants_all_of_the_memory_is_not_too_large() -> None:
+    """It has it once others have left."""
+
+    def greedy() -> Generator[Any, Any, Answer]:
+        view = View([Block("text")])
+        yield Step([Row(view, (1,) * 100)])
+        yield Step([Row(view, (1,) * 60)])
+        return Answer(text="read")
+
+    engine = small_engine(memory_tokens=160, overcommit=4)
+    first, second = engine.submit(greedy()), engine.submit(counting((2,) * 16, 20))
+    finish(engine, first, second)
+    assert first.result().text == "read"
+    assert len(second.result().text.split()) == 20
+    assert second.num_preemptions

@@ -799,9 +799,10 @@ def test_a_piece_that_a_device_fetches_is_taken_when_it_has(
         b"\2" + bytes(7) + b"[]",
         b"\2" + bytes(7) + b"{}",
         b"\x14" + bytes(7) + b'{"__metadata__":"x"}',
+        b"\3" + bytes(7) + b'"x"',
         (200_000).to_bytes(8, "little") + 200_000 * b"[",
     ],
-    ids=["empty", "short", "a list", "no word", "a string", "nested deeply"],
+    ids=["empty", "short", "a list", "no word", "a string", "a bare string", "nested deeply"],
 )
 def test_a_file_of_anything_is_refused_and_keeps_no_piece(
     folder: Path, content: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -424,6 +425,46 @@ def test_crowds_of_other_shapes_find_room(
     facts = life.live(engine, situation, seed=1).facts()
     assert facts["prompts"] > (4 if crowd == "sixteens" else 20)
     assert facts["eager"] + facts["recorded"] <= 1
+
+
+def test_a_plan_of_a_crowd_is_cut_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a wide recording has its tiles; cut for itself as well, it would go by the same one."""
+    for name in ("LEAST", "uncommon_capacities"):  # the engine changes the latter for good
+        monkeypatch.setattr(capacities, name, getattr(capacities, name))
+    engine = unlaunched(heads=(32, 8))
+    # Held, so that no other has the number of one.
+    plans = list[Plan]()
+    times = Counter[int]()
+    at_once = graphs.GraphedPasses._large_at_once
+    same = list[bool]()
+
+    def counted(plan: Plan, *others: Any) -> Work:
+        plans.append(plan)
+        times[id(plan)] += 1
+        return cut(plan, *others)
+
+    def compared(passes: Any, plan: Plan, stretches: Stretches) -> Any:
+        found = at_once(passes, plan, stretches)
+        if found is not None:
+            work = cut(plan, passes.backend.tiling, None, stretches)
+            capacity = capacities.capacity_of(plan, work)
+            with monkeypatch.context() as mended:
+                mended.setattr(graphs, "cut", cut)
+                mended.setattr(passes, "_seen", {capacity: 0})
+                slowly = passes._at_hand(plan, work, capacity, stretches)
+            same.append(slowly is not None and slowly[0] is found[0])
+        return found
+
+    monkeypatch.setattr(graphs, "cut", counted)
+    monkeypatch.setattr(graphs.GraphedPasses, "_large_at_once", compared)
+    teams = tuple((count, replace(TEAM, rows=rows)) for count, rows in ((2, 16), (8, 4)))
+    lones = (40, replace(life.LONES.crowd[0][1], prompt=(100, 4000)))
+    situation = replace(life.TEAMS, crowd=(*teams, lones), num_passes=60, warm_up=40)
+    facts = life.live(engine, situation, seed=1).facts()
+    assert facts["prompts"] > 5
+    assert len(same) > 50
+    assert all(same)
+    assert set(times.values()) == {1}
 
 
 def test_control_more_than_there_is_room_for() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -141,6 +144,49 @@ def test_a_landing_is_used_again_when_its_device_is_done(tmp_path: Path) -> None
     read(files, "two")
     assert waited == ["one"]
     assert same(files.read("two"), 1)
+
+
+def test_a_sheet_whose_words_do_not_begin_as_those_of_a_device_keeps_no_landing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its header was written by another library, say: the host checks it."""
+    monkeypatch.delitem(FORMS, "offsets")
+    files = SheetFiles(
+        tmp_path,
+        "model",
+        FORMS,
+        limit=1 << 30,
+        most_waiting=1 << 30,
+        device=CPU,
+        most_landed=ROOM,
+    )
+    write(files, "one")
+    path = tmp_path / f"model-v{VERSION}" / "one.safetensors"
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little") + 4
+    path.write_bytes(
+        size.to_bytes(8, "little") + content[8 : size + 4] + b"    " + content[size + 4 :]
+    )
+    num_free = files.landings.num_free
+    read(files, "one")
+    assert same(files.read("one"), 0)
+    assert files.landings.num_free == num_free > 0
+
+
+def test_what_several_threads_count_is_all_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, usual = files_in(tmp_path), dataclasses.replace
+
+    def slowly(*known: Any, **more: Any) -> Any:
+        time.sleep(0.005)
+        return usual(*known, **more)
+
+    monkeypatch.setattr(sheet_files, "replace", slowly)
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(16):
+            threads.submit(files.count, sheets_refused=1)
+    assert files.counts.sheets_refused == 16
 
 
 def flip(path: Path, at: int) -> None:

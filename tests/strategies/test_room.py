@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
+from manyhands.cache.layouts import LAYOUTS
 from manyhands.prompts.load import Prompts
 from manyhands.strategies.base import Reserve, Strategy
 from manyhands.strategies.branch_joins import JOINS
@@ -148,7 +149,7 @@ CASES = {
         "best_of_n", TEAM, BestSettings(workers=3, **BASE), test_attempts.PROMPT, *WRITTEN
     ),
     "sequential": _case("sequential", TEAM, SoloSettings(**BASE), PROMPT, *WRITTEN),
-    # Its steps do not end here: see `test_a_team_of_usual_steps`.
+    # Its steps do not end here: see `test_a_team_of_steps_of_any_length`.
     "hogwild": _case(
         "hogwild", TEAM, TeamSettings(workers=2, check_every=20, **BASE), PROMPT, "a", "b", "}"
     ),
@@ -319,6 +320,48 @@ def test_a_team_of_usual_steps() -> None:
                 partial(Lines, case.text, **lines),
             ):
                 assert room.held <= room.asked, (workers, size, room)
+
+
+class Steps:
+    """Every writer's steps have as many tokens as are drawn from `sizes`."""
+
+    def __init__(self, text: Text, seed: int, sizes: Sequence[int]) -> None:
+        self.rng, self.sizes = random.Random(seed), sizes
+        self.filler, self.end = text.encode("a")[0], text.markup(".\n\n")
+        self.to_come: dict[str | None, list[int]] = {}
+
+    def __call__(self, row: SeenRow) -> int:
+        if row.choice.allowed is not None:
+            return min(row.choice.allowed)
+        tokens = self.to_come.setdefault(row.writer, [])
+        if not tokens:
+            tokens += [self.filler] * (self.rng.choice(self.sizes) - 1)
+            tokens += self.end
+        return tokens.pop(0)
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shortest", [1, 12])
+def test_a_team_of_steps_of_any_length(
+    shortest: int, layout: str, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No shorter than its bound counts with, they hold no more, whatever else they do; of one token each is the worst."""
+    monkeypatch.setattr("manyhands.strategies.hogwild._SHORTEST_USUAL_STEP", shortest)
+    case, most = CASES["hogwild"], 0.0
+    for seed in range(8):
+        rng = random.Random(seed)
+        sizes = [rng.randrange(shortest, shortest * 4) for _ in range(rng.choice((1, 5)))]
+        changes = {"workers": rng.choice((1, 2, 5)), "check_every": rng.choice((0, 40))}
+        settings = replace(case.settings, layout=layout, **changes, **ENDS[end])
+        context = rng.choice((None, 300, 900))
+        made = partial(
+            METHODS["hogwild"].make, "2 who", case.text, settings, case.prompt, context=context
+        )
+        for room in rooms(made, partial(Steps, case.text, seed, sizes)):
+            assert room.held <= room.asked, (seed, changes, sizes, context, room)
+            most = max(most, room.held / room.asked)
+    assert most > 0.5, "they come near it"
 
 
 def test_every_method_has_cases() -> None:

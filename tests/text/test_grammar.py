@@ -20,7 +20,7 @@ from manyhands import bundled
 from manyhands.errors import InvalidRequest, scarcity_of
 from manyhands.sandbox import Failed, Limits, Sandbox
 from manyhands.text import Text
-from manyhands.text.grammar import FIRST_SECONDS, KINDS, Grammar, Matcher
+from manyhands.text.grammar import FIRST_SECONDS, KINDS, MASK_SECONDS, Grammar, Matcher
 from tests.text.small_tokenizers import byte_level, sentence_piece
 
 pytest.importorskip("llguidance", reason="the extra `structured` is not installed")
@@ -330,6 +330,35 @@ def test_all_texts_of_a_request_share_the_time_of_its_masks(
         first.copy().mask()
     monkeypatch.setattr("manyhands.text.grammar.FIRST_SECONDS", 0.25)
     assert grammar.matcher(text).mask(), "another request has its own time"
+
+
+@pytest.mark.parametrize("how", ["mask", "take"])
+def test_a_grammar_that_is_compiled_anew_counts_as_masks_do(how: str) -> None:
+    """All runs wait for it. Behind a take, the next mask says so."""
+    text, grammar = TEXTS["bundled"], Grammar("regex", "[a-z]+")
+    word = text.encode("a")[0]
+    for seconds in (0.0, FIRST_SECONDS + 20 * MASK_SECONDS):
+        first = grammar.matcher(text)
+
+        def renew(first: Matcher = first, seconds: float = seconds) -> Matcher:
+            begun = time.thread_time()
+            while time.thread_time() - begun < seconds:
+                pass
+            return first.copy()
+
+        full = Mock(
+            is_error=lambda: True, get_error=lambda: "lexer state limit", is_stopped=lambda: True
+        )
+        matcher = Matcher(Mock(is_error=lambda: False), renew)
+        matcher._matcher = full
+        if how == "take":
+            matcher.take(word)
+            assert matcher._matcher is not full
+        if not seconds:
+            assert matcher.mask()
+            continue
+        with pytest.raises(InvalidRequest, match="to find what may come next takes"):
+            matcher.mask()
 
 
 def test_ordinary_forms_stay_far_below_the_time_of_masks() -> None:

@@ -162,6 +162,20 @@ class Stretches(NamedTuple):
         """Rows of the small tiles that the plan wants, if all tiles are small."""
         return _small_rows(*self.sizes(tiling), tiling)
 
+    def large_tiles(self, tiling: Tiling) -> tuple[int, bool]:
+        """Rows of the large tiles that the plan wants, 0 if it wants none, and whether they are specialised.
+
+        What `cut` finds where no kernels are given, for a tenth of its time.
+        """
+        rows, keys = self.sizes(tiling)
+        is_small, is_narrow = _apart(rows, keys, tiling, is_free=True, may_walk=True)
+        if is_small.all():
+            return 0, False
+        if is_narrow:
+            return tiling.narrow_rows, True
+        pairs = _pairs(self.entries, self.indptr[:-1])
+        return _large_rows(rows[~is_small], pairs[~is_small], tiling)
+
     def sizes(self, tiling: Tiling) -> tuple[Ints, Ints]:
         """Rows and keys of each stretch."""
         entries = self.entries
@@ -182,10 +196,8 @@ def cut(
         small_ones, large_ones = np.arange(len(strip_of)), _NONE
     else:
         rows, keys = stretches.sizes(tiling)
-        is_narrow = (wanted is None or wanted.is_specialised) and _is_walk(rows, keys, tiling)
-        is_small = _are_small(rows, keys, tiling, is_free=wanted is None)
-        if is_narrow:
-            is_small[:] = False
+        may_walk = wanted is None or wanted.is_specialised
+        is_small, is_narrow = _apart(rows, keys, tiling, is_free=wanted is None, may_walk=may_walk)
         small_ones, large_ones = is_small.nonzero()[0], (~is_small).nonzero()[0]
     if wanted is None:
         small_rows = _small_rows(rows[is_small], keys[is_small], tiling)
@@ -261,6 +273,17 @@ def _pairs(entries: Entries, at: Ints) -> Ints:
     """Pairs of an entry and a key that it sees, of the runs of entries that begin at `at`."""
     pairs: Ints = np.add.reduceat(np.minimum(entries.high, entries.offset + 1) - entries.low, at)
     return pairs
+
+
+def _apart(
+    rows: Ints, keys: Ints, tiling: Tiling, *, is_free: bool, may_walk: bool
+) -> tuple[Bools, bool]:
+    """Which stretches get small tiles; and whether all get narrow specialised ones, if they may (`may_walk`)."""
+    is_narrow = may_walk and _is_walk(rows, keys, tiling)
+    is_small = _are_small(rows, keys, tiling, is_free=is_free)
+    if is_narrow:
+        is_small[:] = False
+    return is_small, is_narrow
 
 
 def _are_small(rows: Ints, keys: Ints, tiling: Tiling, *, is_free: bool = False) -> Bools:

@@ -52,7 +52,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import count
+from itertools import chain, count
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -139,6 +139,9 @@ class Keeper(Protocol):
     def num_pages_idle(self) -> int:
         """So many pages at least would be free if all blocks went that no run reads; those that were evicted count too."""
 
+    def idle_blocks(self) -> Iterable[Block]:
+        """All kept blocks that could be let go."""
+
     def make_room(self, num_pages: int) -> None:
         """Let unused blocks go, until so many pages were freed or none is left."""
 
@@ -160,7 +163,9 @@ class PagePool:
     ) -> None:
         """`num_states`: slots for states of texts, for a network that keeps some; 0: it keeps none."""
         assert min(num_pages, page_size) > 0, (num_pages, page_size)
-        self.states = StateBook(num_states, self._let_go) if num_states else None
+        self.states: StateBook | None = None
+        if num_states:
+            self.states = StateBook(num_states, self._let_go, self._idle_blocks)
         self.recycle = recycle
         self.num_pages = num_pages
         self.page_size = page_size
@@ -188,6 +193,13 @@ class PagePool:
         self._collect()
         spares = sum(map(self._num_spare_pages, self._spares))
         return len(self._free) + spares + self._num_waiting
+
+    @property
+    def said_to_be_free(self) -> str:
+        """How many pages are free, in words; and how many are not that keepers hold for nobody."""
+        idle = self._num_pages_of(self._idle_blocks())
+        kept = f", and {idle} more hold what is kept for later" if idle else ""
+        return f"{self.num_free_pages} of {self.num_pages} are free{kept}"
 
     @property
     def num_bare_pages(self) -> int:
@@ -290,8 +302,7 @@ class PagePool:
             num_pages = self._pages_for(asked)
         if not self.make_room(num_pages):
             raise OutOfMemory(
-                f"this step needs {counted(num_pages, 'more page')} of {self.page_size} tokens, and "
-                f"{self.num_free_pages} of {self.num_pages} are free",
+                f"this step needs {counted(num_pages, 'more page')} of {self.page_size} tokens, and {self.said_to_be_free}",
                 hint="Give the engine more memory (memory_tokens), or run fewer strategies at once.",
             )
         return asked
@@ -367,14 +378,49 @@ class PagePool:
             self._shrink(place.strip, place.offset + size)
 
     def make_room(self, num_pages: int) -> bool:
-        """Have so many pages free: no spares, then with the help of the keepers. False if it cannot be."""
+        """Have so many pages free: no spares, then with the help of the keepers. False if it cannot be: these let nothing go then."""
         self._collect()
         if num_pages > len(self._free):
             self._take_spares_back()
+        if not self.could_have(num_pages):
+            return False
         for keeper in list(self.keepers) if num_pages > len(self._free) else ():
             keeper.make_room(num_pages - self.num_free_pages)
         self._collect()
         return num_pages <= len(self._free)
+
+    def could_have(self, num_pages: int) -> bool:
+        """Whether `make_room` could have so many pages free. Nothing is let go to find out.
+
+        Where keepers are nearly empty all that they could let go is looked at, so it is not to be asked in every pass.
+        """
+        self._collect()
+        missing = num_pages - self.num_free_pages
+        if missing <= 0 or missing <= sum([each.num_pages_idle for each in self.keepers]):
+            return True
+        return missing <= self._num_pages_of(self._idle_blocks())
+
+    def _idle_blocks(self) -> Iterable[Block]:
+        """All blocks that keepers could let go."""
+        return chain.from_iterable([each.idle_blocks() for each in self.keepers])
+
+    def _num_pages_of(self, blocks: Iterable[Block]) -> int:
+        """Pages that would be free if these blocks went, unless a view still reads some of them."""
+        gone: dict[Strip, set[Place]] = {}
+        for block in blocks:
+            if (place := self._places.get(weakref.ref(block))) is not None:
+                gone.setdefault(place.strip, set()).add(place)
+        num_pages = 0
+        for strip, places in gone.items():
+            if self.has_gone(strip):
+                continue
+            left = [other.offset + other.size for other in strip.places if other not in places]
+            num_pages += self._num_pages_on(strip.num_tokens)
+            num_pages -= self._num_pages_on(max(left, default=0))
+        return num_pages
+
+    def _num_pages_on(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size)
 
     def _can_be_had(self, num_pages: int) -> bool:
         """Whether so many pages are free, or held by keepers for nobody."""
@@ -679,8 +725,7 @@ class PagePool:
         num_pages = self.num_pages_to_add(growth)
         if not self.make_room(num_pages):
             raise OutOfMemory(
-                f"a preempted run needs {counted(num_pages, 'page')} of {self.page_size} tokens, and "
-                f"{self.num_free_pages} of {self.num_pages} are free",
+                f"a preempted run needs {counted(num_pages, 'page')} of {self.page_size} tokens, and {self.said_to_be_free}",
                 hint="Give the engine more memory (memory_tokens), or run fewer strategies at once.",
             )
         self._grow_all(list(growth.items()))

@@ -388,7 +388,12 @@ class Planner:
             self.pool.promise([(row.view.own, len(row.feed)) for row in step.rows], places)
         except OutOfMemory:
             self.pool.take_fronts_back()  # or runs that wait now would hold pages for empty desks
-            raise
+            if step.num_pages_at_least(self.pool.page_size) <= self.pool.num_pages:
+                raise
+        else:
+            return
+        # No page of others would help. Said out here, for the error above holds the blocks of all rows.
+        self._check_memory(step)
 
     @property
     def can_look_ahead(self) -> bool:
@@ -523,6 +528,10 @@ class Planner:
         """
         for row in step.rows:
             self._check_length(row.view, row.view.num_tokens + len(row.feed))
+        self._check_memory(step)
+
+    def _check_memory(self, step: Step) -> None:
+        """Raise OutOfMemory for more tokens than all of the memory holds."""
         pool = self.pool
         if (least := step.num_pages_at_least(pool.page_size)) > pool.num_pages:
             raise OutOfMemory(

@@ -161,6 +161,11 @@ class PrefixTree:
         assert self.pool is not None, "only a pool asks for room"
         return max(0, self.num_tokens // self.pool.page_size - self.num_pages_in_use)
 
+    def idle_blocks(self) -> Iterator[Block]:
+        """The blocks that no lease holds: each may go, once those behind it have gone."""
+        self._check_whole()
+        return (node.block for node in self._nodes() if not node.pins and node.block is not None)
+
     def make_room(self, num_pages: int) -> None:
         """Let the least recently used leaves go until so many pages are free again, or none is left."""
         assert self.pool is not None, "only a pool asks for room"

@@ -136,10 +136,18 @@ class _Text:
 class StateBook:
     """The texts of all living blocks, and in which of `num_slots` slots their states lie."""
 
-    def __init__(self, num_slots: int, let_go: Callable[[], bool] = lambda: False) -> None:
-        """`let_go` drops a block that is only kept for others, where there is one: False if not."""
+    def __init__(
+        self,
+        num_slots: int,
+        let_go: Callable[[], bool] = lambda: False,
+        idle_blocks: Callable[[], Iterable[Block]] | None = None,
+    ) -> None:
+        """`let_go` drops a block that is only kept for others, where there is one: False if not. `idle_blocks` are those that may be
+        dropped; None: that is not known.
+        """
         self.num_slots = num_slots
         self._let_go = let_go
+        self._idle_blocks = idle_blocks
         self._texts: dict[weakref.ref[Block], _Text] = {}
         self._names = count(1)
 
@@ -213,7 +221,9 @@ class StateBook:
                 text.slots = {}
 
     def make_room(self, num_slots: int) -> bool:
-        """Have so many slots free, with the help of the keepers. False if it cannot be."""
+        """Have so many slots free, with the help of the keepers. False if it cannot be: these let nothing go then."""
+        if not self._could_have(num_slots):
+            return False
         while (missing := num_slots - self.num_free) > 0:
             # Each that goes has one slot at most: to count all of them behind each would take long where many are kept.
             num_gone = 0
@@ -222,6 +232,18 @@ class StateBook:
             if not num_gone:
                 return False
         return True
+
+    def _could_have(self, num_slots: int) -> bool:
+        """Whether so many slots are free, or held by blocks that may be dropped, as far as is known."""
+        if self._idle_blocks is None or (missing := num_slots - self.num_free) <= 0:
+            return True
+        idle: set[int] = set()
+        for block in self._idle_blocks():
+            if (text := self._texts.get(weakref.ref(block))) is not None:
+                idle.update(text.slots.values())
+                if len(idle) >= missing:
+                    return True
+        return False
 
     def free_slots(self, wanted: int) -> list[int]:
         """So many slots that no block has. Raises OutOfMemory where there are fewer."""

@@ -383,10 +383,25 @@ class GraphedPasses(Passes):
         elif plan.num_tokens > capacities.MOST_ALONE or not stretches.are_small(
             self.backend.tiling
         ):
-            return None  # one with large tiles would launch them for nothing
+            # One with large tiles would launch them for nothing where the plan wants none.
+            return self._large_at_once(plan, stretches)
         found = found or self._wide(plan, stretches, *self._small_for(plan, stretches))
         self._is_looked_at = is_looked_at and found is not None
         return found
+
+    def _large_at_once(self, plan: Plan, stretches: Stretches) -> tuple[_Graph, Work] | None:
+        """The wide recording with large tiles, where it has those that the plan wants: `_at_hand` would find the same one.
+
+        So a crowd's plans are cut once each; cut for themselves they would be to no end.
+        """
+        kernels = stretches.large_tiles(self.backend.tiling)
+        if not kernels[0] and plan.num_tokens <= capacities.MOST_ALONE:
+            return None
+        kinds = Wide.LARGE, Wide.AMPLE
+        if not any(self._has_large(wide, *kernels) for wide in self._with_room(plan, *kinds)):
+            return None
+        found = self._wide(plan, stretches, *kinds)
+        return found if found is not None and self._has_large(found[0], *kernels) else None
 
     def _small_for(self, plan: Plan, stretches: Stretches) -> Sequence[Wide]:
         """The kinds of recordings with small tiles for a plan, the best one first, where there are several.
@@ -489,8 +504,8 @@ class GraphedPasses(Passes):
         ahead = self._with_room(plan, *kinds_meant(meant))
         return any(self._has_kernels_of(wide, plan, work) for wide in ahead)
 
-    @staticmethod
-    def _has_kernels_of(wide: _Graph, plan: Plan, work: Work) -> bool:
+    @classmethod
+    def _has_kernels_of(cls, wide: _Graph, plan: Plan, work: Work) -> bool:
         """Whether a recording has the kernels that a plan, cut alone as `work`, wants. Of many tokens the large ones count."""
         large_rows = work.large_rows if len(work.large) else 0
         if plan.num_tokens <= capacities.ALL_SMALL:
@@ -499,8 +514,13 @@ class GraphedPasses(Passes):
             if not len(work.small):
                 cutting = cutting._replace(small_rows=own.small_rows, occupancy=own.occupancy)
             return own == cutting
+        return cls._has_large(wide, large_rows, work.is_specialised)
+
+    @staticmethod
+    def _has_large(wide: _Graph, large_rows: int, is_specialised: bool) -> bool:
+        """Whether a recording has large tiles of so many rows; any has none, which are 0 rows."""
         kernels = wide.capacity.large_rows, wide.capacity.is_specialised
-        return not large_rows or (large_rows, work.is_specialised) == kernels
+        return not large_rows or (large_rows, is_specialised) == kernels
 
     def _wide(self, plan: Plan, stretches: Stretches, *kinds: Wide) -> tuple[_Graph, Work] | None:
         """The first wide recording of these kinds that the plan fits into, the smallest for so many tokens or the next one."""

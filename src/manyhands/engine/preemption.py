@@ -57,6 +57,8 @@ class Preemption:
         self._preempted = queues[RunState.PREEMPTED]
         self._ages = count()
         self.num_preemptions = 0  # of all runs
+        # The pages that the oldest run outside needed, and those that there were, when there was no room for it.
+        self._no_room: tuple[int, int] | None = None
         self.recount(())
 
     def recount(self, runs: Iterable[Run]) -> None:
@@ -150,14 +152,17 @@ class Preemption:
         return False
 
     def bring_back(self) -> None:
-        """Let preempted runs return, the oldest first, while there is room for them."""
+        """Let preempted runs return, the oldest first, while there is room for them.
+
+        What is kept for later goes only for a run that comes back, and as much as it needs.
+        """
         if not self._outside:
             return
         for run in self._outside.oldest_first():
             is_quiet = not self._running
             margin = 0 if is_quiet else self.pool.num_pages // _MARGIN
             need = self._num_pages_to_return(run)
-            if self.pool.make_room(need + margin) and self._has_states(run):
+            if self._has_pages(need + margin, is_quiet=is_quiet) and self._has_states(run):
                 self._return(run)
             elif is_quiet:
                 run.fail_step(_stays_out(need, self.pool), self.pool)
@@ -197,6 +202,17 @@ class Preemption:
         self._outside.add(run)
         run.enter(RunState.PREEMPTED)
         return True
+
+    def _has_pages(self, num_pages: int, *, is_quiet: bool) -> bool:
+        """Whether so many pages could be had. They are not looked for while there are no more than when they were not found."""
+        there = self.pool.num_free_pages + sum(each.num_pages_idle for each in self.pool.keepers)
+        if self._no_room is not None and not is_quiet:
+            needed, were_there = self._no_room
+            if num_pages >= needed and there <= were_there:
+                return False
+        found = self.pool.could_have(num_pages)
+        self._no_room = None if found else (num_pages, there)
+        return found
 
     def _has_states(self, run: Run) -> bool:
         """Whether there are slots for the states of a run that comes back, and for the next pass with it."""

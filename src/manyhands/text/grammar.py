@@ -20,7 +20,8 @@ masks of one request at as many as take `MASK_SECONDS` a token of this thread's 
 can be read in many ways needs more with every token, and is refused in the midst of it.
 
 Copies of a matcher share an automaton, which grows with every text and has a limit. A text that meets this limit goes on with an
-automaton of its own, so that no text fails for what others have written.
+automaton of its own, so that no text fails for what others have written. To compile that one, and to read the text with it, counts
+as masks do: all runs wait for it, too, and a text may meet the limit again and again.
 """
 
 from __future__ import annotations
@@ -201,10 +202,12 @@ class _Effort:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """The time of a block of code counts."""
+        """The time of a block of code counts, also where it raises."""
         begun = time.thread_time()
-        yield
-        self._seconds += time.thread_time() - begun
+        try:
+            yield
+        finally:
+            self._seconds += time.thread_time() - begun
 
     def check(self) -> None:
         """InvalidRequest where it is too much."""
@@ -255,9 +258,9 @@ class Matcher:
         """
         with self._effort.counted():
             mask: bytes = self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            self._come_anew()
-            mask = self._matcher.compute_bitmask()
+            if self._matcher.is_error():
+                self._come_anew()
+                mask = self._matcher.compute_bitmask()
         self._raise_error()
         self._effort.check()
         return mask
@@ -266,10 +269,10 @@ class Matcher:
         """Go on behind this token. InvalidRequest for one that the mask does not have."""
         with self._effort.counted():
             self._matcher.consume_token(token)
-        if self._matcher.is_error():
-            self._come_anew()
-            self._matcher.consume_token(token)
-            self._raise_error()
+            if self._matcher.is_error():
+                self._come_anew()
+                self._matcher.consume_token(token)
+                self._raise_error()
         self._tokens.append(token)
         self._effort.has_token()
 

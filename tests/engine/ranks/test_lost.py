@@ -140,6 +140,27 @@ def test_numbers_that_went_with_a_rank_are_a_lost_rank(monkeypatch: pytest.Monke
         give_up(world)
 
 
+def test_an_answer_is_not_waited_for_longer_than_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, theirs = a_world(monkeypatch)
+    # With an answer in the end, so that a wait without a limit ends as well.
+    late = threading.Timer(5.0, OtherEnd(theirs, 1, 2).report, kwargs={"late": True})
+    late.start()
+    try:
+        with pytest.raises(TimeoutError, match=r"no answer in 0\.05 s"):
+            world.answers(0.05)
+    finally:
+        late.cancel()
+        world.end()
+
+
+def test_ranks_work_for_the_process_that_has_started_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, _ = a_world(monkeypatch)
+    monkeypatch.setattr(world, "_process", world._process + 1)
+    match = "a model over several ranks was made by process"
+    with pytest.raises(InvalidRequest, match=match), world.whole():
+        pytest.fail("its words would be heard between those of the original")
+
+
 def test_a_rank_that_is_gone_before_it_loads_is_a_lost_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
