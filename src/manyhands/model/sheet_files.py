@@ -565,14 +565,14 @@ class _Kept:
 
 
 def _entries_of_models(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """What lies in the folders of this format, of every model."""
+    """The entries of the folders of this format, of every model."""
     for own in _entries(folder):
         if _version_of(own.name) == VERSION:
             yield from _entries(own.path)
 
 
 def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
-    """What lies in a folder; nothing in one that is gone, or shut, or none."""
+    """The entries of a folder; none of one that is gone, or shut, or is a file."""
     try:
         with os.scandir(folder) as found:
             return list(found)
