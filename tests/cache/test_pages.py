@@ -724,3 +724,12 @@ def test_strips_that_have_used_what_they_were_lent_are_forgotten() -> None:
         pool.reserve([(block, 2)])
         assert len(pool._spares) <= 1
     assert len(pool._free) == 40 - 2 * 5
+
+
+def test_all_blocks_share_what_is_called_when_they_die() -> None:
+    """A function of its own for each would be one object more that a collection of garbage walks over."""
+    pool, blocks = PagePool(ROOMY, PAGE_SIZE), [Block(f"{number}") for number in range(9)]
+    pool.reserve((block, 1) for block in blocks)
+    assert len({id(reference.__callback__) for reference in pool._places}) == 1
+    del blocks
+    assert pool.num_free_pages == ROOMY

@@ -525,6 +525,27 @@ def test_a_run_that_alone_does_not_fit_preempts_no_other() -> None:
     assert second.result().text
 
 
+@pytest.mark.parametrize("num_pages", [60, 72, 84])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_in_eight_bits_a_run_that_reserves_stays(kv_cache_dtype: str, num_pages: int) -> None:
+    """Its keys would be rounded once less than they were. Runs that reserve nothing leave in its place, and come back."""
+    alone = story(small_engine(kv_cache_dtype=kv_cache_dtype), KINDS["combined"]())
+    engine = small_engine(16 * num_pages, kv_cache_dtype=kv_cache_dtype)
+    careless = [engine.submit(counting((9, 8, 7 + i) * 60, 300)) for i in range(4)]
+    engine.step()
+    run = engine.submit(KINDS["combined"]())
+    finish(engine, *careless, run)
+    assert story_of(run) == alone
+    assert sum(each.num_preemptions for each in careless) >= 2
+    for each in careless:
+        each.result()
+    if kv_cache_dtype == "int8":
+        assert run.num_preemptions == 0
+    else:
+        assert run.num_preemptions >= 1, "control"
+    assert everything_is_free(engine)
+
+
 def test_a_run_that_grows_beyond_memory_is_told_in_the_end() -> None:
     engine = small_engine(memory_tokens=160)
     first = engine.submit(counting((1,) * 20, 30))

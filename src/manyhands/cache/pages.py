@@ -174,6 +174,7 @@ class PagePool:
         # In the order in which they came, which is that in which they are asked for room.
         self.keepers: weakref.WeakKeyDictionary[Keeper, None] = weakref.WeakKeyDictionary()
         self._gone: list[weakref.ref[Block]] = []  # blocks that died, until their pages are freed
+        self._has_gone = self._gone.append  # one for all blocks: collections walk over each
         self._moves: list[Move] = []  # owed: found by `join`, not made yet
         self._spares: dict[Strip, None] = {}  # strips with an empty page
         self._promises: dict[Block, int] = {}  # growing blocks: their lengths before the step
@@ -779,7 +780,7 @@ class PagePool:
     def _lay(self, block: Block, place: Place) -> None:
         """Give a block its place."""
         # The callback is no Python code: nothing can interrupt it, and no death goes unnoticed.
-        reference = weakref.ref(block, self._gone.append)
+        reference = weakref.ref(block, self._has_gone)
         self._journal.keep_tail(place.strip.places, len(place.strip.places))
         place.strip.places.append(place)
         self._journal.keep_item(self._places, reference)

@@ -161,9 +161,10 @@ class Engine(OfOneProcess):
             self.settings.max_tokens_per_pass,
             self._usage_of_each,
             rebuild=self._rebuild,
-            # Keys are made again from unrounded ones: where they are rounded, a run that left would not
-            # come back as it was. So runs stay.
+            # Keys are made again from unrounded ones: where they are rounded, a run that left would not come back as it was.
+            # So runs that reserve stay.
             overcommit=1.0 if self.settings.kv_cache_dtype == "int8" else self.settings.overcommit,
+            reserved_stay=self.settings.kv_cache_dtype == "int8",
             prompt_tokens=self._prompt_tokens(),
             prompt_tokens_of_crowds=self.settings.prompt_tokens or PROMPT_TOKENS,
             prompt_tokens_alone=self._prompt_tokens_alone(),

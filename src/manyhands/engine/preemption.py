@@ -40,11 +40,18 @@ _MARGIN = 16  # a run comes back if a 16th of the memory stays free: else it lef
 class Preemption:
     """Which runs are certain and which preemptible; who leaves and who comes back.
 
-    `rebuild` writes keys again; without it no run is preemptible.
+    `rebuild` writes keys again; without it no run is preemptible. `reserved_stay`: what it writes is not the same to the bit,
+    so runs that have reserved are not preempted, and those that reserve nothing leave in their place.
     """
 
     def __init__(
-        self, pool: PagePool, rebuild: Rebuild | None, overcommit: float, queues: Queues
+        self,
+        pool: PagePool,
+        rebuild: Rebuild | None,
+        overcommit: float,
+        queues: Queues,
+        *,
+        reserved_stay: bool = False,
     ) -> None:
         if not overcommit >= 1:
             raise InvalidRequest(
@@ -52,6 +59,7 @@ class Preemption:
             )
         self.pool = pool
         self.rebuild = rebuild
+        self._reserved_stay = reserved_stay
         self.overcommit = overcommit if rebuild is not None else 1.0
         self._running = queues[RunState.RUNNING]
         self._preempted = queues[RunState.PREEMPTED]
@@ -147,6 +155,8 @@ class Preemption:
         for run in self._inside.youngest_first():
             if run is self._inside.oldest and not self._certain.num_runs:
                 break  # the oldest run in memory stays
+            if self._reserved_stay and run.reserved_pages:
+                continue
             if self._preempt(run, readers):
                 return True
         return False

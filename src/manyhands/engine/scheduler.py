@@ -78,7 +78,7 @@ class Scheduler:
     It must change nothing if it raises: the steps of the other runs are then asked for again. Only an
     interrupt may be raised behind a pass that happened, if the tokens stand in `pool.chosen`.
     `usage_of_each` says what the steps of the newest pass have cost, for the runs' own accounts.
-    `rebuild` and `overcommit`: see `engine/preemption.py`. Without `rebuild` no run is preemptible.
+    `rebuild`, `overcommit` and `reserved_stay`: see `engine/preemption.py`. Without `rebuild` no run is preemptible.
     """
 
     def __init__(
@@ -90,6 +90,7 @@ class Scheduler:
         *,
         rebuild: Rebuild | None = None,
         overcommit: float = 1.0,
+        reserved_stay: bool = False,
         prompt_tokens: int | None = None,
         prompt_tokens_of_crowds: int | None = None,
         prompt_tokens_alone: int | None = None,
@@ -129,7 +130,7 @@ class Scheduler:
         self.usage_of_each = usage_of_each
         self._num_passes = 0
         queues = new_queues()
-        self.preemption = Preemption(pool, rebuild, overcommit, queues)
+        self.preemption = Preemption(pool, rebuild, overcommit, queues, reserved_stay=reserved_stay)
         self._waiting = queues[RunState.WAITING]
         self._running = queues[RunState.RUNNING]
         self._blocked = queues[RunState.BLOCKED]
