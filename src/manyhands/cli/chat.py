@@ -19,7 +19,7 @@ import typer
 
 from manyhands.cache.step import GREEDY
 from manyhands.cli.advice import too_small_a_team
-from manyhands.cli.command import shared_of
+from manyhands.cli.command import chosen_of, shared_of
 from manyhands.cli.guard import complain, tell
 from manyhands.cli.loading import (
     get_ready,
@@ -130,7 +130,7 @@ def talk_of(options: ChatOptions) -> Talk:
     usual = {f"choice.{name}": value for name, value in vars(GREEDY).items()}
     chosen = {path: value for path, value in given.items() if value != usual[path]}
     chosen |= {**options.chosen, **pairs(options.listed)}
-    return Talk(METHODS[options.method], chosen, prompts, options.system or "")
+    return Talk(chosen_of(METHODS, options.method), chosen, prompts, options.system or "")
 
 
 def _messages(is_typed: bool) -> Iterator[str]:

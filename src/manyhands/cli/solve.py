@@ -15,7 +15,7 @@ from pathlib import Path
 import typer
 
 from manyhands.cli.advice import too_small_a_team
-from manyhands.cli.command import shared_of
+from manyhands.cli.command import chosen_of, shared_of
 from manyhands.cli.guard import EXIT_NO_ANSWER, tell
 from manyhands.cli.loading import (
     load_engine,
@@ -54,7 +54,7 @@ def solve(options: SolveOptions) -> None:
     settings = sampled(settings, model, options, say=talks)
     prompts = prompts_for(model, options.prompts, options.lora)
     prompts = drafted(prompts) if options.draft else prompts
-    method = METHODS[options.method]
+    method = chosen_of(METHODS, options.method)
     system = clean_problem(options.system) if options.system else ""
     earlier = (Message(SYSTEM, system),) if system else ()
     spec = RunSpec(method, settings, getattr(prompts, method.prompt), problem, earlier=earlier)
