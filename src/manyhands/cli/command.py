@@ -136,7 +136,7 @@ class Shared:
     def options(self) -> list[Option]:
         """All options: those of few methods first, then those of all."""
         found: dict[str, dict[str, Choosable]] = {}
-        known = self._known()
+        known = self.known()
         for method, settings in known.items():
             for path, one in choosable(settings).items():
                 if one.setting.by != "option" or path in self.without:
@@ -152,7 +152,8 @@ class Shared:
         """The methods, if their settings are not given by themselves."""
         return self.settings if isinstance(self.settings, OpenRegistry) else None
 
-    def _known(self) -> dict[str, Any]:
+    def known(self) -> dict[str, Any]:
+        """The settings of each method, as it comes: of an open registry, of those that are imported."""
         if self.registry is None:
             return dict(self.settings)
         return {name: method.settings() for name, method in self.registry.loaded.items()}
@@ -198,7 +199,7 @@ class Shared:
                     hint="leave one of them out",
                 )
             if path not in known and (path, value) != ("workers", 1):
-                others = [name for name, of in self._known().items() if path in choosable(of)]
+                others = [name for name, of in self.known().items() if path in choosable(of)]
                 raise InvalidRequest(
                     f"{told(path, value)} is not for --method {method}",
                     hint=f"leave it out, or ask for --method {' or --method '.join(others)}",
