@@ -7,7 +7,8 @@ from pathlib import Path
 
 METHOD = """
 from dataclasses import dataclass, replace
-from manyhands import METHODS, Method, Settings, setting
+from manyhands import setting
+from manyhands.strategies.methods import METHODS
 from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import SoloSettings
 

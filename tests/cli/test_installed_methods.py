@@ -160,7 +160,7 @@ def test_its_author_has_types(site: Path) -> None:
 
 
 def test_a_rank_needs_no_method(faulty: Path) -> None:
-    """What another process of one model imports knows no methods, installed or not."""
+    """Another process of one model knows no methods, installed or not."""
     program = "import sys, manyhands.engine.ranks.other_rank as rank; print(*{'manyhands.strategies.methods', 'our_relay', 'faulty'} & set(sys.modules), rank.__name__)"
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment(faulty), capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""What happens in a debate and in no other method: an event of one's own joins all others by being defined."""
+"""An event of one's own joins all others by being defined."""
 
 from dataclasses import dataclass
 

@@ -395,7 +395,7 @@ def _told_to_typer(option: Option) -> Any:
     words = declared.one_of
     if isinstance(
         words, OpenRegistry
-    ):  # what is listed here is imported; `autocompletion` lists all
+    ):  # listed are those that are imported; `autocompletion` has all
         others = [name for name in words.loaded if name not in words.rows]
         help += "".join(f" {name}: {words.about(name)}." for name in others)
         words = (*words.rows, *others)

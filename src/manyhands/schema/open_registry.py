@@ -42,7 +42,7 @@ def log_fault(fault: InvalidRequest) -> None:
 
 
 class Offers(Generic[Kind]):
-    """What installed distributions offer for one registry, each imported once, when it is first asked for.
+    """The offers of installed distributions for one registry, each imported once, when it is first asked for.
 
     `noun` is what is offered, for errors, and `group` the group of entry points. `taken` are names that no distribution can
     have. `look` takes the name of an entry point and what it stands for, and returns that if it can be used; whatever it
@@ -74,11 +74,11 @@ class Offers(Generic[Kind]):
 
     @property
     def loaded(self) -> Mapping[str, Kind]:
-        """What has been imported so far and can be used."""
+        """All that has been imported so far and can be used."""
         return self._loaded
 
     def load(self, name: str) -> Kind:
-        """What is offered under this name. KeyError for a name that is not offered, InvalidRequest for a fault."""
+        """The thing that is offered under this name. KeyError for a name that is not offered, InvalidRequest for a fault."""
         if name in self._loaded:
             return self._loaded[name]
         if name in self._taken:
@@ -180,7 +180,7 @@ class OpenRegistry(Mapping[str, Kind]):
 
     @property
     def rows(self) -> Mapping[str, Kind]:
-        """Those of this package."""
+        """The rows of this package."""
         return self._rows
 
     @property
@@ -222,7 +222,7 @@ def _said(error: BaseException) -> str:
 
 
 def _mend(entry: EntryPoint) -> str:
-    """What helps: another release; and which releases of ours it was written for, if it says so."""
+    """The mend: another release; and which releases of ours it was written for, if it says so."""
     found = entry.dist
     if found is None:
         return "Remove it, or install another release."
