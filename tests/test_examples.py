@@ -109,6 +109,7 @@ def test_every_example_is_run_and_short() -> None:
     long |= {"ask_a_server.py"}  # run in tests/cli/test_serve.py
     run |= long
     assert {path.name for path in EXAMPLES.glob("*.py")} == run
+    # your_own_method is installed and run in tests/cli/test_installed_methods.py
     files = [path for path in EXAMPLES.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     lengths = {path.name: len(path.read_text("utf-8").splitlines()) for path in files}
     assert max(lengths.values()) < 55, lengths

@@ -41,13 +41,14 @@ if TYPE_CHECKING:
     from manyhands.prompts.hogwild import TeamPrompt
     from manyhands.prompts.load import Prompts, load_prompts, model_prompt, model_prompts
     from manyhands.schema.conversation import Conversation, Message
+    from manyhands.schema.setting import setting
     from manyhands.strategies.async_reasoning import async_reasoning
     from manyhands.strategies.async_think import async_think
-    from manyhands.strategies.base import Answer
+    from manyhands.strategies.base import Answer, Reserve, Strategy
     from manyhands.strategies.best_of_n import best_of_n
     from manyhands.strategies.branches import branches
     from manyhands.strategies.hogwild import hogwild
-    from manyhands.strategies.methods import METHODS
+    from manyhands.strategies.methods import METHODS, Method
     from manyhands.strategies.profiled import profiled
     from manyhands.strategies.prompt_sharing import share_prompt
     from manyhands.strategies.self_consistency import self_consistency
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
         BranchSettings,
         EndSettings,
         ProfileSettings,
+        Settings,
         SharedSettings,
         SkeletonSettings,
         SoloSettings,
@@ -85,13 +87,17 @@ __all__ = [
     "Engine",
     "ManyhandsError",
     "Message",
+    "Method",
     "ProfileSettings",
     "Prompts",
+    "Reserve",
     "Row",
+    "Settings",
     "SharedSettings",
     "SkeletonSettings",
     "SoloSettings",
     "Step",
+    "Strategy",
     "TeamPrompt",
     "TeamSettings",
     "Text",
@@ -108,6 +114,7 @@ __all__ = [
     "profiled",
     "self_consistency",
     "sequential",
+    "setting",
     "share_prompt",
     "shared_prefix",
     "skeleton",
@@ -127,13 +134,17 @@ _ROOMS = {
     "METHODS": "strategies.methods",
     "ManyhandsError": "errors",
     "Message": "schema.conversation",
-    "Prompts": "prompts.load",
-    "Row": "cache.step",
-    "SharedSettings": "strategies.settings",
+    "Method": "strategies.methods",
     "ProfileSettings": "strategies.settings",
+    "Prompts": "prompts.load",
+    "Reserve": "strategies.base",
+    "Row": "cache.step",
+    "Settings": "strategies.settings",
+    "SharedSettings": "strategies.settings",
     "SkeletonSettings": "strategies.settings",
     "SoloSettings": "strategies.settings",
     "Step": "cache.step",
+    "Strategy": "strategies.base",
     "TeamPrompt": "prompts.hogwild",
     "TeamSettings": "strategies.settings",
     "Text": "text",
@@ -147,11 +158,12 @@ _ROOMS = {
     "load_prompts": "prompts.load",
     "model_prompt": "prompts.load",
     "model_prompts": "prompts.load",
+    "profiled": "strategies.profiled",
     "self_consistency": "strategies.self_consistency",
     "sequential": "strategies.sequential",
+    "setting": "schema.setting",
     "share_prompt": "strategies.prompt_sharing",
     "shared_prefix": "strategies.shared_prefix",
-    "profiled": "strategies.profiled",
     "skeleton": "strategies.skeleton",
 }
 

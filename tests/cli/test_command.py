@@ -76,7 +76,7 @@ def declared(options: type[Any]) -> Iterator[tuple[str, str, Any]]:
 
 def _of_methods(shared: Shared) -> Iterator[tuple[str, str, Any]]:
     seen: dict[str, tuple[str, set[Any]]] = {}
-    for settings in shared.settings.values():
+    for settings in shared.known().values():
         for path, one in choosable(settings).items():
             if one.setting.by == "option" and path not in shared.without:
                 seen.setdefault(path, (one.setting.help, set()))[1].add(one.default)

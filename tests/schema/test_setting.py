@@ -289,7 +289,7 @@ def test_no_setting_holds_what_is_no_number_to_work_with(number: Any) -> None:
     for kind, name in settings_with_numbers():
         needed = [one.name for one in fields(kind) if one.default is one.default_factory]
         words = {one: found.one_of for one, found in settings_of(kind).items() if found.one_of}
-        given = {one: words.get(one, (1,))[0] for one in needed}
+        given = {one: next(iter(words.get(one, (1,)))) for one in needed}
         with pytest.raises(InvalidRequest, match=f"^{name} is "):
             kind(**{**given, name: number})
         seen += 1

@@ -13,6 +13,7 @@ from manyhands.errors import InvalidRequest
 from manyhands.prompts import Prompts
 from manyhands.schema.choosing import choose
 from manyhands.schema.conversation import Conversation, Message
+from manyhands.schema.open_registry import Offers, OpenRegistry
 from manyhands.schema.openai import (
     CHAT,
     PLAIN,
@@ -378,7 +379,8 @@ class TrioSettings(Settings):
 def test_no_alias_has_more_workers_than_its_method(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that `/v1/models` lists can be asked for."""
     trio = replace(METHODS["hogwild"], name="trio", settings=TrioSettings)
-    monkeypatch.setattr(requests, "METHODS", {"trio": trio})
+    nothing_else = Offers("method", "no.such.group", (), lambda name, found: trio)
+    monkeypatch.setattr(requests, "METHODS", OpenRegistry({"trio": trio}, nothing_else))
     assert aliases("m") == ["m:trio-2"]
 
 

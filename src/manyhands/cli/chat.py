@@ -19,7 +19,7 @@ import typer
 
 from manyhands.cache.step import GREEDY
 from manyhands.cli.advice import too_small_a_team
-from manyhands.cli.command import shared_of
+from manyhands.cli.command import chosen_of, shared_of
 from manyhands.cli.guard import complain, tell
 from manyhands.cli.loading import (
     get_ready,
@@ -123,6 +123,7 @@ def _turn(
 def talk_of(options: ChatOptions) -> Talk:
     """A chat before its first turn; all that can be wrong with its options is."""
     shared_of(ChatOptions).settings_for(options.method, options.chosen, options.listed)
+    method = chosen_of(METHODS, options.method)
     prompts = prompts_for(name_of(options.model), options.prompts, options.lora)
     prompts = drafted(prompts) if options.draft else prompts
     own = None if options.greedy else own_choice(name_of(options.model))
@@ -130,7 +131,7 @@ def talk_of(options: ChatOptions) -> Talk:
     usual = {f"choice.{name}": value for name, value in vars(GREEDY).items()}
     chosen = {path: value for path, value in given.items() if value != usual[path]}
     chosen |= {**options.chosen, **pairs(options.listed)}
-    return Talk(METHODS[options.method], chosen, prompts, options.system or "")
+    return Talk(method, chosen, prompts, options.system or "")
 
 
 def _messages(is_typed: bool) -> Iterator[str]:

@@ -3,7 +3,7 @@
     @dataclass(frozen=True, kw_only=True)
     class SolveOptions(ModelSettings):
         file: Path | None = setting(None, "Read the problem from this file.", panel="Method")
-        chosen: Mapping[str, Any] = options_of({name: m.settings() for name, m in METHODS.items()})
+        chosen: Mapping[str, Any] = options_of(METHODS)
 
     @takes("options.SolveOptions")
     def solve(options: SolveOptions) -> None: ...
@@ -14,7 +14,8 @@ a panel of its own, one that several have says whose it is, and a default that d
 Typer reads types alone; whether a value is allowed is checked by the settings, with their own error.
 
 A dataclass that is named, not given, is imported when its command is asked for: the methods, the tasks and the
-model's choices cost `manyhands --help` nothing (`guard.py::GuardedCommand`).
+model's choices cost `manyhands --help` nothing (`guard.py::GuardedCommand`). A method of an installed distribution
+is imported when the arguments name it, or have an option that no other method has, as --help is one: its options are made then.
 """
 
 from __future__ import annotations
@@ -23,17 +24,19 @@ import dataclasses
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from itertools import pairwise, takewhile
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Optional, TypeVar, get_args, get_type_hints
 
 import typer
 
-from manyhands.cli.guard import guarded
+from manyhands.cli.guard import guarded, tell
 from manyhands.errors import InvalidRequest
 from manyhands.schema.choosing import Choosable, choosable, choose, flag_of, pairs, read
+from manyhands.schema.open_registry import OpenRegistry
 from manyhands.schema.setting import Setting, settings_of
 
 _NOT_UTF_8 = re.compile("[\udc80-\udcff]")  # bytes of an argument that Python could not read
@@ -42,6 +45,7 @@ _MAY_BE_PATHS = ("model", "source", "cache", "lora")
 _SHARED = "shared"  # of a field's metadata
 Chosen = Mapping[str, Any]  # the chosen settings of a method: a dotted path -> its value
 Settings = TypeVar("Settings")
+Kind = TypeVar("Kind")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +66,21 @@ class Option:
     def name(self) -> str:
         """The parameter of the function that typer calls."""
         return self.place.replace(".", "__")
+
+    @property
+    def words(self) -> set[str]:
+        """All that no other option of its command may have."""
+        return {self.name, *self.flags}
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The words that a command line has for it; none for an argument without dashes."""
+        names = self.setting.names or (flag_of(self.place),)
+        if not names[0].startswith("-"):
+            return ()
+        if _typed(self.kind) is bool and self.default in (True, None) and len(names) == 1:
+            return (names[0], names[0].replace("--", "--no-", 1))
+        return names
 
     def parameter(self) -> inspect.Parameter:
         """The parameter as typer reads it."""
@@ -104,6 +123,7 @@ class Option:
 class Shared:
     """The options of the settings of several methods, by the names of the methods.
 
+    `settings` are these settings, or a registry of the methods themselves: of an open one, those that are imported.
     `without` leaves some out, `unset` says of some what stands in for them, by their paths. A `panel` takes
     all of them in.
     """
@@ -116,14 +136,29 @@ class Shared:
     def options(self) -> list[Option]:
         """All options: those of few methods first, then those of all."""
         found: dict[str, dict[str, Choosable]] = {}
-        for method, settings in self.settings.items():
+        known = self.known()
+        for method, settings in known.items():
             for path, one in choosable(settings).items():
-                if one.setting.by == "option" and path not in self.without:
-                    found.setdefault(path, {})[method] = one
-        options = [self._option(path, owners) for path, owners in found.items()]
-        return sorted(options, key=lambda option: len(option.owners) == len(self.settings))
+                if one.setting.by != "option" or path in self.without:
+                    continue
+                owners = found.setdefault(path, {})
+                if all(other.kind == one.kind for other in owners.values()):
+                    owners[method] = one
+        options = [self._option(path, owners, len(known)) for path, owners in found.items()]
+        return sorted(options, key=lambda option: len(option.owners) == len(known))
 
-    def _option(self, path: str, owners: dict[str, Choosable]) -> Option:
+    @property
+    def registry(self) -> OpenRegistry[Any] | None:
+        """The methods, if their settings are not given by themselves."""
+        return self.settings if isinstance(self.settings, OpenRegistry) else None
+
+    def known(self) -> dict[str, Any]:
+        """The settings of each method, as it comes: of an open registry, of those that are imported."""
+        if self.registry is None:
+            return dict(self.settings)
+        return {name: method.settings() for name, method in self.registry.loaded.items()}
+
+    def _option(self, path: str, owners: dict[str, Choosable], num_methods: int) -> Option:
         first, *others = owners.values()
         declared, default = first.setting, first.default
         help, unset = declared.help, self.unset.get(path, "")
@@ -131,9 +166,9 @@ class Shared:
             unset = _defaults(owners)
         if unset:
             default = None
-        if 1 < len(owners) < len(self.settings):
+        if 1 < len(owners) < num_methods:
             help += f" Of {', '.join(owners)}."
-        is_lone = len(owners) == 1 < len(self.settings)
+        is_lone = len(owners) == 1 < num_methods
         own = f"Method: {next(iter(owners))}" if is_lone else declared.panel or "Method"
         zeros = {one.setting.zero for one in owners.values()}
         declared = dataclasses.replace(
@@ -154,7 +189,8 @@ class Shared:
         Raises InvalidRequest for an option that the method does not have, for a setting with two
         values, and for what the settings themselves refuse.
         """
-        settings = self.settings[method]
+        one = self.settings[method]
+        settings = one if self.registry is None else one.settings()
         known, named = choosable(settings), pairs(listed)
         for path, value in chosen.items():
             if path in named:
@@ -163,7 +199,7 @@ class Shared:
                     hint="leave one of them out",
                 )
             if path not in known and (path, value) != ("workers", 1):
-                others = [one for one in self.settings if path in choosable(self.settings[one])]
+                others = [name for name, of in self.known().items() if path in choosable(of)]
                 raise InvalidRequest(
                     f"{told(path, value)} is not for --method {method}",
                     hint=f"leave it out, or ask for --method {' or --method '.join(others)}",
@@ -191,15 +227,39 @@ def shared_of(options: type[Any]) -> Shared:
     return found  # type: ignore[no-any-return]  # metadata is untyped
 
 
-def options_in(options: type[Any]) -> Iterator[Option]:
-    """Every option of a command, in the order of its help."""
+def options_in(options: type[Any]) -> list[Option]:
+    """Every option of a command, in the order of its help.
+
+    A setting of an installed method whose option would have a name that is taken has none: it is chosen by --set.
+    """
     kinds, declared = get_type_hints(options), settings_of(options)
+    found: list[Option] = []
     for one in dataclasses.fields(options):
         if _SHARED in one.metadata:
-            yield from one.metadata[_SHARED].options()
+            found += one.metadata[_SHARED].options()
         elif one.name in declared and declared[one.name].by == "option":
             default = ... if one.default is dataclasses.MISSING else one.default
-            yield Option(one.name, kinds[one.name], default, declared[one.name])
+            found.append(Option(one.name, kinds[one.name], default, declared[one.name]))
+    registry = _methods_of(options)
+    if registry is None:
+        return found
+    own = [
+        one for one in found if not one.owners or not registry.rows.keys().isdisjoint(one.owners)
+    ]
+    taken = {word for option in own for word in option.words}
+    for option in [one for one in found if one not in own]:
+        if taken.isdisjoint(option.words):
+            taken |= option.words
+        else:
+            found.remove(option)
+    return found
+
+
+def _methods_of(options: type[Any]) -> OpenRegistry[Any] | None:
+    """The registry of the methods that a command takes; None for one that takes none."""
+    metadata = (one.metadata for one in dataclasses.fields(options))
+    shared: Shared | None = next((one[_SHARED] for one in metadata if _SHARED in one), None)
+    return None if shared is None else shared.registry
 
 
 def takes(options: type[Any] | str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -214,8 +274,10 @@ def takes(options: type[Any] | str) -> Callable[[Callable[..., None]], Callable[
             return _whole(command, options)
         file, _, name = options.partition(".")
 
-        def whole() -> Callable[..., None]:
-            return _whole(command, getattr(import_module(f"manyhands.cli.{file}"), name))
+        def whole(args: Sequence[str] = ()) -> Callable[..., None]:
+            options: type[Any] = getattr(import_module(f"manyhands.cli.{file}"), name)
+            _import_methods(options, args)
+            return _whole(command, options)
 
         def late() -> None:
             raise AssertionError("a GuardedCommand calls the whole command in place of this one")
@@ -225,6 +287,39 @@ def takes(options: type[Any] | str) -> Callable[[Callable[..., None]], Callable[
         return late
 
     return wrap
+
+
+def _import_methods(options: type[Any], args: Sequence[str]) -> None:
+    """Import the installed methods that these arguments need, if the command takes a method.
+
+    That is the one that is named, or else all where a word is no option of the methods that are known, as --help is none.
+    Raises InvalidRequest for one that is named and cannot be used; of others that cannot, the user is told.
+    """
+    methods = _methods_of(options)
+    if methods is None:
+        return
+    words = [*takewhile("--".__ne__, args)]
+    named = [after for word, after in pairwise(words) if word == "--method"]
+    named += [word.partition("=")[2] for word in words if word.startswith("--method=")]
+    if "--help" not in words:
+        for name in named:
+            _ = methods.get(name)
+    known = {flag for option in options_in(options) for flag in option.flags}
+    if any(word.startswith("--") and word.partition("=")[0] not in known for word in words):
+        methods.working(warn_of)
+
+
+def chosen_of(methods: OpenRegistry[Kind], name: str) -> Kind:
+    """The method that a user has chosen. The user is told of an installed one that has the name of a row."""
+    clash = methods.clash(name)
+    if clash is not None:
+        warn_of(clash)
+    return methods[name]
+
+
+def warn_of(fault: InvalidRequest) -> None:
+    """Tell the user of an installed method that cannot be used."""
+    tell(f"{fault} (hint: {fault.hint})", "warning: ", "yellow")
 
 
 def _check_here() -> None:
@@ -240,7 +335,7 @@ def _check_here() -> None:
 
 def _whole(command: Callable[..., None], options: type[Any]) -> Callable[..., None]:
     """The function that typer reads: a parameter for each option of `options`."""
-    known = list(options_in(options))
+    known = options_in(options)
 
     def guarded_command(typer_context: typer.Context, **given: Any) -> None:
         with guarded():
@@ -295,10 +390,17 @@ def _told_to_typer(option: Option) -> Any:
         metavar = names[0] if names[0] != option.place else None
         return typer.Argument(help=help, metavar=metavar, show_default=False)
     kind = _typed(option.kind)
-    if kind is bool and option.default in (True, None) and len(names) == 1:
-        names = (f"{names[0]}/{names[0].replace('--', '--no-', 1)}",)
-    if declared.one_of:
-        metavar = f"<{'|'.join(declared.one_of)}>"
+    if kind is bool:
+        names = ("/".join(option.flags),) if len(names) == 1 else names
+    words = declared.one_of
+    if isinstance(
+        words, OpenRegistry
+    ):  # listed are those that are imported; `autocompletion` has all
+        others = [name for name in words.loaded if name not in words.rows]
+        help += "".join(f" {name}: {words.about(name)}." for name in others)
+        words = (*words.rows, *others)
+    if words:
+        metavar = f"<{'|'.join(words)}>"
     elif kind in (int, float) and declared.is_bounded:
         metavar = f"<{kind.__name__}> [{_range(declared)}]"
     else:

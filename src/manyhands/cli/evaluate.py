@@ -22,6 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from manyhands.cli.candidates import candidate_of, facts_of_task, task_of, voice_of
+from manyhands.cli.command import chosen_of
 from manyhands.cli.exam_options import (
     EXAM_METHODS,
     CompareOptions,
@@ -71,7 +72,7 @@ def evaluate(options: EvalOptions) -> None:
 
 
 def _evaluate(options: EvalOptions) -> None:
-    method = EXAM_METHODS[options.method]
+    method = chosen_of(EXAM_METHODS, options.method)
     budgets = tuple(sorted(set(options.budgets))) or (method.settings().budget,)
     task, samples = task_of(options)
     protocol = protocol_of(task)

@@ -25,7 +25,7 @@ from manyhands.tasks.task import TaskOptions
 _TASK, _METHOD, _SAMPLING = "Task", "Method", "Choice of tokens"
 _EXAM, _ENDPOINT = "The exam", "Another server"
 
-EXAM_METHODS = {**METHODS, SHARED_PREFIX: shared_method()}
+EXAM_METHODS = METHODS.beside({SHARED_PREFIX: shared_method()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +63,7 @@ class EvalOptions(ModelSettings, EndpointChoice, ClusterSettings):
     shots: int | None = like(TaskOptions, "shots")
     allow_code: bool = like(TaskOptions, "allow_code")
     task_seed: int = like(TaskOptions, "seed")
-    method: str = like(
-        SolveOptions, "method", help="How it is answered.", one_of=tuple(EXAM_METHODS)
-    )
+    method: str = like(SolveOptions, "method", help="How it is answered.", one_of=EXAM_METHODS)
     budgets: tuple[int, ...] = setting(
         (),
         "Forward passes after which the answer is wanted: 64,128,256. One run gives them all.",
@@ -75,7 +73,7 @@ class EvalOptions(ModelSettings, EndpointChoice, ClusterSettings):
         panel=_METHOD,
     )
     chosen: Chosen = options_of(
-        {name: method.settings() for name, method in EXAM_METHODS.items()},
+        EXAM_METHODS,
         without=("budget", "snapshots"),
         unset={
             "end.reply": "if the task needs a judge",

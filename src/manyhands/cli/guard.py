@@ -10,7 +10,7 @@ import errno
 import os
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -173,7 +173,7 @@ def _address_space() -> int | None:
 class GuardedCommand(TyperCommand):
     """A command whose help leaves through `guarded`, as the command itself does.
 
-    A callback with an attribute `whole` (`command.py::takes`) stands for a function that is made when the
+    A callback with an attribute `whole` (`command.py::takes`) stands for a function that is made, of the arguments, when the
     parameters are first looked at: the list of all commands needs their names and first sentences alone.
     """
 
@@ -184,25 +184,28 @@ class GuardedCommand(TyperCommand):
     @property
     def params(self) -> list[Any]:
         """Typer's parameters, made when they are first asked for."""
-        if self._late is not None:
-            whole = get_command_from_info(
-                CommandInfo(name=self.name, callback=self._late()),
-                pretty_exceptions_short=True,
-                rich_markup_mode=self.rich_markup_mode,
-            )
-            self._params, self.callback, self._late = whole.params, whole.callback, None
+        self._make(())
         return self._params
 
     @params.setter
     def params(self, params: list[Any]) -> None:
         self._params = params
 
-    def make_context(self, *args: Any, **more: Any) -> Any:
+    def _make(self, args: Sequence[str]) -> None:
+        if self._late is not None:
+            whole = get_command_from_info(
+                CommandInfo(name=self.name, callback=self._late(args)),
+                pretty_exceptions_short=True,
+                rich_markup_mode=self.rich_markup_mode,
+            )
+            self._params, self.callback, self._late = whole.params, whole.callback, None
+
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **more: Any) -> Any:
         """Read the arguments; if they ask for help, write it and leave."""
         with guarded():
-            _ = self.params  # makes them: an error of their imports is not one of writing help
+            self._make(args)  # an error of their imports is not one of writing help
         with guarded(), _help_written():
-            return super().make_context(*args, **more)
+            return super().make_context(info_name, args, *rest, **more)
 
 
 class GuardedGroup(TyperGroup):

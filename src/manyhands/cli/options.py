@@ -35,11 +35,11 @@ class SolveOptions(ModelSettings):
     file: Path | None = setting(None, "Read the problem from this file.", panel=_METHOD)
     method: str = setting(
         "hogwild",
-        " ".join(f"{method.name}: {method.about}." for method in METHODS.values()),
+        " ".join(f"{method.name}: {method.about}." for method in METHODS.rows.values()),
         one_of=METHODS,
         panel=_METHOD,
     )
-    chosen: Chosen = options_of({name: method.settings() for name, method in METHODS.items()})
+    chosen: Chosen = options_of(METHODS)
     greedy: bool = setting(
         False,
         "Take the likeliest tokens, whatever the model's own generation_config.json says; without this "
@@ -96,7 +96,7 @@ class ChatOptions(ModelSettings):
     """`manyhands chat`."""
 
     method: str = like(SolveOptions, "method")
-    chosen: Chosen = options_of({name: method.settings() for name, method in METHODS.items()})
+    chosen: Chosen = options_of(METHODS)
     greedy: bool = like(SolveOptions, "greedy")
     system: str | None = like(SolveOptions, "system")
     draft: bool = like(SolveOptions, "draft")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from manyhands.cli.command import shared_of
+from manyhands.cli.command import shared_of, warn_of
 from manyhands.cli.guard import tell
 from manyhands.cli.loading import get_ready, load_engine, name_of, prompts_for, sampled
 from manyhands.cli.output import Notes
@@ -27,6 +27,7 @@ from manyhands.schema.bounded import read_small
 from manyhands.schema.choosing import pairs
 from manyhands.server.keys import Keys
 from manyhands.server.limits import Limits
+from manyhands.strategies.methods import METHODS
 from manyhands.tasks.arithmetic.world import outside_world
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def make_front(options: ServeOptions, keys: Keys, mark: str = "") -> Front:
     model = name_of(options.model)
     unsaid = sampled(unsaid, model, options)
     prompts = prompts_for(model, options.prompts, options.lora)
+    METHODS.working(warn_of)  # imported before the first request
     engine, text = load_engine(model, options, Notes())
     get_ready(engine)
     for sentence in engine.about:

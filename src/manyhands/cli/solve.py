@@ -15,7 +15,7 @@ from pathlib import Path
 import typer
 
 from manyhands.cli.advice import too_small_a_team
-from manyhands.cli.command import shared_of
+from manyhands.cli.command import chosen_of, shared_of
 from manyhands.cli.guard import EXIT_NO_ANSWER, tell
 from manyhands.cli.loading import (
     load_engine,
@@ -47,14 +47,13 @@ from manyhands.text import MAX_PROBLEM_CHARS, clean_problem
 
 def solve(options: SolveOptions) -> None:
     """Do what the command says; see `manyhands solve --help`."""
-    settings = settings_of(options)
+    settings, method = settings_of(options), chosen_of(METHODS, options.method)
     problem = clean_problem(read_problem(options))
     model = name_of(options.model)
     talks = not (options.json or options.events or options.quiet)
     settings = sampled(settings, model, options, say=talks)
     prompts = prompts_for(model, options.prompts, options.lora)
     prompts = drafted(prompts) if options.draft else prompts
-    method = METHODS[options.method]
     system = clean_problem(options.system) if options.system else ""
     earlier = (Message(SYSTEM, system),) if system else ()
     spec = RunSpec(method, settings, getattr(prompts, method.prompt), problem, earlier=earlier)

@@ -79,7 +79,10 @@ class Talk:
 
     def _help(self, argument: str) -> str:
         width = max(len(command.usage) for command in _COMMANDS.values())
-        lines = [f"/{c.usage:{width}}  {c.help}" for c in _COMMANDS.values()]
+        helps = (c.help.replace("{methods}", ", ".join(METHODS)) for c in _COMMANDS.values())
+        lines = [
+            f"/{c.usage:{width}}  {said}" for c, said in zip(_COMMANDS.values(), helps, strict=True)
+        ]
         return "\n".join([*lines, 'A message of several lines begins with """ and ends with it.'])
 
     def _method(self, argument: str) -> str:
@@ -161,8 +164,8 @@ class _Command:
 
 _COMMANDS = {
     command.usage.split()[0]: command
-    for command in (
-        _Command("method [NAME]", f"Another method: {', '.join(METHODS)}.", Talk._method),
+    for command in (  # {methods}: their names, when /help is asked for
+        _Command("method [NAME]", "Another method: {methods}.", Talk._method),
         _Command("workers N", "So many workers.", Talk._workers),
         _Command("set NAME=VALUE", "Any setting, as --set has it.", Talk._set),
         _Command("system [TEXT]", "Another system message; - for none.", Talk._system),

@@ -260,7 +260,8 @@ def read_trace(path: Path | str) -> Trace:
 def parse_trace(lines: Sequence[Line], source: str = "the trace") -> Trace:
     """A trace from its lines, checked: every number refers to something that came before it.
 
-    Raises BrokenTrace for one that is damaged, InvalidRequest for what is no list.
+    Raises BrokenTrace for one that is damaged, InvalidRequest for what is no list, and for one of a method of an installed
+    distribution that cannot be used.
     """
     hint = "Write parse_trace([line, ...]), or read_trace(path)."
     check_given(lines, Sequence, "as the lines of a trace", hint)
@@ -276,6 +277,13 @@ def parse_trace(lines: Sequence[Line], source: str = "the trace") -> Trace:
             f"{source} is damaged: it has the score {as_found(score)}; expected 0 to 1",
             hint="Write how right the answer is, or leave the field out.",
         )
+    method = lines[0].get("method")
+    if isinstance(method, str):
+        from manyhands.strategies.methods import (
+            METHODS,
+        )  # which ranks, that read no trace, do without
+
+        METHODS.get(method)  # one of an installed distribution brings the kinds of its events
     reader = _Reader(Trace(header=lines[0]))
     for number, line in enumerate(lines[1:], 2):
         try:

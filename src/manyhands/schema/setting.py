@@ -19,7 +19,7 @@ checked by hand, behind `check`.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from numbers import Integral, Rational, Real
 from operator import is_
@@ -28,6 +28,7 @@ from types import NoneType
 from typing import Any, Literal, get_args
 
 from manyhands.errors import InvalidRequest
+from manyhands.schema.open_registry import OpenRegistry
 
 _KEY = "setting"  # of a field's metadata
 _MOST = float_info.max  # where no bound is declared: what is infinite is no number to work with
@@ -56,7 +57,7 @@ class Setting:
     at_most: float | None = None
     above: float | None = None
     below: float | None = None
-    one_of: tuple[str, ...] = ()
+    one_of: Collection[str] = ()
     unit: str = ""
     zero: str = ""
     unset: str = ""
@@ -75,8 +76,9 @@ class Setting:
     def test(self) -> Callable[[Any], bool]:
         """`allows` as one short function; it raises TypeError for what has no order. nan and inf are refused."""
         if self.one_of:
-            words = frozenset(self.one_of)
-            return lambda value: value in words
+            words = self.one_of  # of an open registry the names are read when one is missing
+            known = words if isinstance(words, OpenRegistry) else frozenset(words)
+            return lambda value: value in known
         low = self.above if self.at_least is None else self.at_least
         high = self.below if self.at_most is None else self.at_most
         least, most = -_MOST if low is None else low, _MOST if high is None else high
@@ -117,9 +119,11 @@ class Setting:
 def setting(default: Any, help: str, *, one_of: Iterable[str] = (), **declared: Any) -> Any:
     """The field of a setting. `default` is its value, or `...` for one that has to be given.
 
-    `declared` are fields of `Setting`. A registry may be `one_of` as it is: its names are taken.
+    `declared` are fields of `Setting`. A registry may be `one_of` as it is: its names are taken, those of an open one whenever
+    they are needed.
     """
-    found = Setting(help, one_of=tuple(one_of), **declared)
+    words = one_of if isinstance(one_of, OpenRegistry) else tuple(one_of)
+    found = Setting(help, one_of=words, **declared)
     return _field(default, found)
 
 

@@ -4,21 +4,25 @@
     strategy = method.make(question, text, method.settings(budget=500), prompts.branches)
 
 The command line, traces, the exam and the report look here and know no strategy by themselves. A new
-one is a row of this table; its options on the command line are made of the fields of its settings.
+one is a row of this table, or a Method that an installed distribution offers (`schema/open_registry.py`), under an entry
+point of the group "manyhands.methods". Its options on the command line are made of the fields of its settings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
+from functools import cache
+from inspect import get_annotations, signature
 from typing import Any
 
 from manyhands.cache.layouts import LAYOUTS
 from manyhands.cache.states import FORKING
 from manyhands.errors import InvalidRequest
 from manyhands.prompts.hogwild import TeamPrompt
+from manyhands.prompts.load import TABLES, Prompts
 from manyhands.schema.choosing import choosable
+from manyhands.schema.open_registry import Offers, OpenRegistry
 from manyhands.schema.setting import check_function, in_brief
 from manyhands.strategies.async_reasoning import NAMES, async_reasoning
 from manyhands.strategies.async_think import async_think
@@ -43,6 +47,7 @@ from manyhands.strategies.settings import (
     TeamSettings,
     VoteSettings,
 )
+from manyhands.strategies.shared_prefix import shared_prefix
 from manyhands.strategies.skeleton import skeleton
 
 LONE_WORKER = "Writer"
@@ -135,103 +140,167 @@ def _attempts(settings: AttemptSettings, prompt: Any) -> tuple[str, ...]:
     return tuple(f"Attempt {number}" for number in range(1, settings.workers + 1))
 
 
-METHODS: Mapping[str, Method] = MappingProxyType(
-    {
-        method.name: method
-        for method in (
-            Method(
-                "hogwild",
-                "a team in one cache; everybody reads everybody while they write",
-                TeamSettings,
-                "team",
-                hogwild,
-                names=_team,
-                listens=True,
-                reading=_sight,
-            ),
-            Method(
-                "sequential",
-                "one worker alone, ordinary decoding",
-                SoloSettings,
-                "team",
-                sequential,
-                solo=True,
-                forks=_forks,
-            ),
-            Method(
-                "branches",
-                "one text that parts into branches for independent parts, and joins them again",
-                BranchSettings,
-                "branches",
-                branches,
-                answer=BranchAnswer,
-                solo=True,
-                forks=_joins_anew,
-            ),
-            Method(
-                "skeleton",
-                "an outline first, then every point by a worker of its own, then a conclusion",
-                SkeletonSettings,
-                "skeleton",
-                skeleton,
-                solo=True,
-            ),
-            Method(
-                "profiled",
-                "a model that was trained to think in parallel, as it was trained",
-                ProfileSettings,
-                "profiled",
-                profiled,
-                solo=True,
-                forks=_parts_join_anew,
-            ),
-            Method(
-                "async_reasoning",
-                "a thinker and a writer that read each other; the reply begins while thoughts go on",
-                AsyncReasoningSettings,
-                "async_reasoning",
-                async_reasoning,
-                names=_pair,
-                solo=True,
-                reading=_words,
-            ),
-            Method(
-                "async_think",
-                "an organiser gives sub-questions to workers, goes on, and reads results when it asks for them",
-                AsyncThinkSettings,
-                "async_think",
-                async_think,
-                solo=True,
-                forks=_forks,
-            ),
-            Method(
-                "self_consistency",
-                "independent attempts, and one answer from all of them",
-                VoteSettings,
-                "votes",
-                self_consistency,
-                names=_attempts,
-                reading=_none,
-                forks=_votes,
-            ),
-            Method(
-                "best_of_n",
-                "independent attempts, of which the model chooses the best",
-                BestSettings,
-                "votes",
-                best_of_n,
-                names=_attempts,
-                reading=_none,
-                forks=_forks,
-            ),
+_ROWS: tuple[Method, ...] = (
+    Method(
+        "hogwild",
+        "a team in one cache; everybody reads everybody while they write",
+        TeamSettings,
+        "team",
+        hogwild,
+        names=_team,
+        listens=True,
+        reading=_sight,
+    ),
+    Method(
+        "sequential",
+        "one worker alone, ordinary decoding",
+        SoloSettings,
+        "team",
+        sequential,
+        solo=True,
+        forks=_forks,
+    ),
+    Method(
+        "branches",
+        "one text that parts into branches for independent parts, and joins them again",
+        BranchSettings,
+        "branches",
+        branches,
+        answer=BranchAnswer,
+        solo=True,
+        forks=_joins_anew,
+    ),
+    Method(
+        "skeleton",
+        "an outline first, then every point by a worker of its own, then a conclusion",
+        SkeletonSettings,
+        "skeleton",
+        skeleton,
+        solo=True,
+    ),
+    Method(
+        "profiled",
+        "a model that was trained to think in parallel, as it was trained",
+        ProfileSettings,
+        "profiled",
+        profiled,
+        solo=True,
+        forks=_parts_join_anew,
+    ),
+    Method(
+        "async_reasoning",
+        "a thinker and a writer that read each other; the reply begins while thoughts go on",
+        AsyncReasoningSettings,
+        "async_reasoning",
+        async_reasoning,
+        names=_pair,
+        solo=True,
+        reading=_words,
+    ),
+    Method(
+        "async_think",
+        "an organiser gives sub-questions to workers, goes on, and reads results when it asks for them",
+        AsyncThinkSettings,
+        "async_think",
+        async_think,
+        solo=True,
+        forks=_forks,
+    ),
+    Method(
+        "self_consistency",
+        "independent attempts, and one answer from all of them",
+        VoteSettings,
+        "votes",
+        self_consistency,
+        names=_attempts,
+        reading=_none,
+        forks=_votes,
+    ),
+    Method(
+        "best_of_n",
+        "independent attempts, of which the model chooses the best",
+        BestSettings,
+        "votes",
+        best_of_n,
+        names=_attempts,
+        reading=_none,
+        forks=_forks,
+    ),
+)
+
+
+def _look(name: str, found: object) -> Method:
+    """A method of an installed distribution, as this version calls one. InvalidRequest, or its own error, if it is none."""
+    if not isinstance(found, Method):
+        raise InvalidRequest(f"it is {_article(type(found).__name__)}; expected a Method")
+    if found.name != name:
+        raise InvalidRequest(f"its Method is named {found.name!r}; expected {name!r}")
+    if found.prompt not in TABLES:
+        raise InvalidRequest(
+            f"it reads the words {found.prompt!r}; expected one of {', '.join(TABLES)}"
         )
-    }
+    if not (isinstance(found.answer, type) and issubclass(found.answer, Answer)):
+        raise InvalidRequest(f"its answer is {in_brief(found.answer)}; expected a kind of Answer")
+    kind = found.settings
+    if get_annotations(kind) and "__dataclass_fields__" not in vars(kind):
+        raise InvalidRequest(
+            f"{kind.__name__} has fields and is no dataclass of its own; expected @dataclass(frozen=True, kw_only=True)"
+        )
+    settings = kind()
+    for path, one in choosable(settings).items():
+        same = _own_settings().get(path, one.kind)
+        if same != one.kind:
+            raise InvalidRequest(
+                f"its setting {path} is of type {_typed(one.kind)}; expected {_typed(same)}, as methods here have it"
+            )
+    prompt = getattr(Prompts(), found.prompt)
+    names: object = found.names(settings, prompt)
+    if not (isinstance(names, tuple) and all(isinstance(one, str) for one in names)):
+        raise InvalidRequest(f"its names are {in_brief(names)}; expected a tuple of texts")
+    for said in (found.reading, found.forks):
+        _ = said(settings)
+    _check_signature(found.make, prompt)
+    return found
+
+
+def _check_signature(make: Callable[..., object], prompt: object) -> None:
+    """Raise InvalidRequest if a function cannot be called as `Method.make` is."""
+    try:
+        taken = signature(make)
+    except (TypeError, ValueError):  # of a function in C nothing is known
+        return
+    try:
+        taken.bind("question", "text", "settings", prompt, context=None)
+    except TypeError as error:
+        raise InvalidRequest(
+            f"its make takes {taken} ({error}); expected (conversation, text, settings, prompt, *, context=None)"
+        ) from error
+
+
+def _typed(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind)
+
+
+def _article(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeiouAEIOU' else 'a'} {noun}"
+
+
+@cache
+def _own_settings() -> Mapping[str, Any]:
+    """The types of the settings of methods here, by their paths."""
+    return {path: one.kind for row in _ROWS for path, one in choosable(row.settings()).items()}
+
+
+# A plain completion has no row, and is asked for as methods are.
+_TAKEN = (*(row.name for row in _ROWS), shared_prefix.__name__)
+METHODS: OpenRegistry[Method] = OpenRegistry(
+    {row.name: row for row in _ROWS}, Offers("method", "manyhands.methods", _TAKEN, _look)
 )
 
 
 def method_named_by(chosen: Collection[str]) -> str | None:
     """The method that one of these settings asks for, as a profile does; None if none does."""
-    for name, method in METHODS.items():
+    for name, method in METHODS.working().items():
         for path, one in choosable(method.settings()).items():
             if one.setting.names_method and path in chosen:
                 return name
@@ -247,5 +316,15 @@ def check_forks(method: Method, settings: Settings) -> None:
         raise InvalidRequest(
             f"the method {method.name} with these settings reads what was written behind other texts, and layers of this "
             "network keep one state of a text, which depends on the order of all its tokens",
-            hint=f"methods that only fork run on it: {', '.join(FORKING)}",
+            hint=f"methods that only fork run on it: {', '.join((*FORKING, *_forking_others()))}",
         )
+
+
+def _forking_others() -> list[str]:
+    """Installed methods that, as they come, only fork."""
+    found = METHODS.working()
+    return [
+        name
+        for name in found
+        if name not in METHODS.rows and found[name].forks(found[name].settings())
+    ]

@@ -72,7 +72,7 @@ class Registry(Generic[Kind]):
         if kind is None:
             raise BrokenTrace(
                 f"the {self.tag} {name!r} is unknown here; known are {', '.join(sorted(self.kinds))}",
-                hint="A newer version of manyhands wrote it, or a strategy of your own: commands know none of these, and a program that imports it reads the trace by replay.trace.read_trace.",
+                hint="A newer version of manyhands wrote it, or a method whose distribution is not installed here, or a strategy of your own: commands know none of these, and a program that imports it reads the trace by replay.trace.read_trace.",
             )
         try:
             value: Kind = from_plain(kind, fields)

@@ -65,9 +65,8 @@ from manyhands.text import StreamDecoder, Text, clean_problem
 from manyhands.text.clean import cleaned
 from manyhands.text.grammar import Grammar
 
-_METHODS = f"Methods: {', '.join(METHODS)}; {shared_prefix.__name__} is plain completion."
 _TOKEN = re.compile("[0-9]{1,18}")
-_ALIAS = re.compile(r":(?P<method>[a-z_]+)(?:-(?P<workers>[0-9]{1,4}))?\Z")
+_ALIAS = re.compile(r":(?P<method>[a-z][a-z0-9_]*)(?:-(?P<workers>[0-9]{1,4}))?\Z")
 
 
 @dataclass(frozen=True)
@@ -231,12 +230,14 @@ def spec_of(
         return _completion_spec(request, text, defaults)
     if not isinstance(name, str) or name not in METHODS:
         raise InvalidField(
-            f"manyhands.method is {shown(name)}", param="manyhands.method", hint=_METHODS
+            f"manyhands.method is {shown(name)}", param="manyhands.method", hint=_methods()
         )
+    with about("manyhands.method"):  # of an installed distribution, it may not be usable
+        method = METHODS[name]
     if isinstance(request, ChatRequest):
-        _check_effort(METHODS[name], request, text)
+        _check_effort(method, request, text)
     try:
-        return _method_spec(METHODS[name], request, wanted, prompts, defaults)
+        return _method_spec(method, request, wanted, prompts, defaults)
     except InvalidField as error:
         if error.param != "manyhands.workers" or "workers" in given:
             raise
@@ -244,19 +245,25 @@ def spec_of(
         raise InvalidField(said, param="model", hint=error.hint) from error
 
 
+def _methods() -> str:
+    return f"Methods: {', '.join(METHODS)}; {shared_prefix.__name__} is plain completion."
+
+
 def _without_method(name: str) -> InvalidField:
     """The complaint about an option where no method is named."""
-    listed = {path for method in METHODS.values() for path in choosable(method.settings())}
+    listed = {
+        path for method in METHODS.working().values() for path in choosable(method.settings())
+    }
     if any(name in (path, path.partition(".")[0], path.rpartition(".")[2]) for path in listed):
         return InvalidField(
             f"manyhands has {name!r}, a setting of methods, and names no method",
             param="manyhands.method",
-            hint=_METHODS,
+            hint=_methods(),
         )
     return InvalidField(
         f"manyhands has a field {shown(name)} that no method has",
         param=f"manyhands.{name}"[:200],
-        hint=_METHODS,
+        hint=_methods(),
     )
 
 
@@ -326,7 +333,7 @@ def aliases(model: str, *, only_forks: bool = False) -> list[str]:
     `only_forks`: methods that, as they come, read a block behind one text alone.
     """
     found = []
-    for method in METHODS.values():
+    for method in METHODS.working().values():
         if only_forks and not method.forks(method.settings()):
             continue
         usual = getattr(method.settings(), "workers", 0)
@@ -376,7 +383,9 @@ def read_model(asked: str | None, model: str, *, only_forks: bool = False) -> di
             param="model",
             hint=f"A method behind a colon is understood, too: {listed}.",
         )
-    method, workers = METHODS[found["method"]], found["workers"]
+    with about("model"):
+        method = METHODS[found["method"]]
+    workers = found["workers"]
     if workers is None:
         return {"method": method.name}
     if int(workers) != 1 and not hasattr(method.settings(), "workers"):

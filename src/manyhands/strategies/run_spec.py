@@ -197,7 +197,7 @@ def _part(header: Mapping[str, Any], field: str, kind: Any, unsaid: Any = None) 
 
 _DAMAGED = "The file is damaged, or comes from another version of manyhands."
 _NO_METHOD = (
-    "A strategy of your own is no method, so no command runs it again: in a program engine.restore(strategy, trace) goes on "
+    "A method of another distribution is known where that is installed. A strategy of your own is no method, so no command runs it again: in a program engine.restore(strategy, trace) goes on "
     "with it, and engine.replay(merge_trace(trace)) gives its logits. Otherwise the file comes from another version of manyhands."
 )
 

@@ -1,0 +1,46 @@
+"""Distributions that offer methods, laid out as pip leaves them: modules, and a folder of metadata beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+METHOD = """
+from dataclasses import dataclass, replace
+from manyhands import setting
+from manyhands.strategies.methods import METHODS
+from manyhands.strategies.sequential import sequential
+from manyhands.strategies.settings import SoloSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnSettings(SoloSettings):
+    {fields}
+
+
+OWN = replace(METHODS["sequential"], name="{name}", about="one of our own", settings=OwnSettings)
+"""
+
+
+def a_method(name: str, fields: str = "pass") -> str:
+    """The source of a module whose OWN is a method like `sequential`."""
+    return METHOD.format(name=name, fields=fields)
+
+
+def laid_out(
+    site: Path,
+    distribution: str,
+    entry_points: Mapping[str, str],
+    module: str,
+    source: str,
+    requires: str = "manyhands-llm>=0.1",
+) -> None:
+    """Install a distribution of one module, version 1.0, into the folder `site`."""
+    metadata = site / f"{distribution.replace('-', '_')}-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    told = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\nRequires-Dist: {requires}\n"
+    (metadata / "METADATA").write_text(told, encoding="utf-8")
+    lines = [f"{name} = {value}\n" for name, value in entry_points.items()]
+    offered = "".join(["[manyhands.methods]\n", *lines])
+    (metadata / "entry_points.txt").write_text(offered, encoding="utf-8")
+    (site / f"{module}.py").write_text(source, encoding="utf-8")
