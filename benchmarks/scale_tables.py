@@ -130,6 +130,7 @@ _PARTS = ("ms_linears", "ms_attention", "ms_collectives", "ms_rest", "ms_idle")
 # Life over two GPUs; and one call in which passes were begun ahead and one in which none was, both with sums by NCCL.
 _LIVED = (
     "life_over_2_qwq-32b",
+    "life_over_2_kept_qwen3-8b",
     "life_over_2_lone_qwen3-8b",
     "life_over_2_crowds_qwen3-8b",
     "life_over_2_teams_qwen3-8b",

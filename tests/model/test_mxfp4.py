@@ -461,7 +461,7 @@ def test_the_layer_takes_any_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_kernels_of_prompts_are_launched_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of prompts too long for recordings, with the dtype of this router's shares; none where other kernels serve."""
+    """Kernels of prompts too long for recordings are, with the dtype of this router's shares; none where other kernels serve."""
     launched: list[Any] = []
 
     def noted(x: Tensor, index: Tensor, shares: Tensor, *others: Any, in_parts: bool) -> Tensor:

@@ -94,7 +94,7 @@ class Tiles:
         return int(self.stages * self.warps * _STAGE_BYTES.value)
 
 
-# Of gpt-oss-20b's and gpt-oss-120b's shapes the fastest ones (benchmarks/results/mxfp4_many.json, and mxfp4_prompts.json).
+# Of gpt-oss-20b's and gpt-oss-120b's shapes the fastest ones (benchmarks/results/mxfp4_many.json, and mxfp4_laid_out.json).
 _LEAST_LISTED = 9  # tokens
 _LEAST_EACH = 12  # tokens of an expert, if all have as many
 _LEAST_EACH_OF_MANY = 8
