@@ -224,7 +224,7 @@ def test_an_error_changes_nothing(name: str) -> None:
 def test_an_exact_fit_is_not_too_much() -> None:
     engine = small_engine(memory_tokens=64)
     feed(engine, range(64), Block())
-    with pytest.raises(OutOfMemory, match="4 of 4 are free"):
+    with pytest.raises(OutOfMemory, match="and the memory has 4"):
         feed(engine, range(65), Block())
 
 

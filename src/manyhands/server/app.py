@@ -40,6 +40,7 @@ from manyhands.server.shapes import (
     DetokenizeBody,
     TokenizeBody,
 )
+from manyhands.strategies.methods import METHODS
 
 PAGE = "/page/"
 
@@ -49,7 +50,10 @@ def make_app(
 ) -> Starlette:
     """All routes around one front. `hosts`: names by which it may be called, None: any; `origins`: sites
     whose pages may call it.
+
+    Methods of installed distributions are imported here: a first request might find no file to open for them.
     """
+    METHODS.working()
     origins = list(origins)
 
     def takes(scope: Scope) -> bool:
