@@ -690,10 +690,12 @@ def test_a_cancellation_that_an_interrupt_has_left_comes_before_the_next_pass() 
     assert len(first.result().text.split()) == 9
 
 
-def test_where_no_run_of_a_pass_keeps_its_bound_the_one_without_room_ends() -> None:
+def test_where_no_run_of_a_pass_keeps_its_bound_the_one_without_room_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """And not the one that holds most: it was to make room for one that keeps its bound."""
     engine = small_engine(memory_tokens=160)
-    engine._scheduler.preemption.preempt = lambda: False  # type: ignore[method-assign]
+    monkeypatch.setattr(engine._scheduler.preemption, "preempt", lambda: False)
     most = engine.submit(counting((1,) * 90, 6))
     other = engine.submit(counting((2,) * 63, 6))
     finish(engine, most, other)

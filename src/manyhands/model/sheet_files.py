@@ -510,7 +510,7 @@ class _Kept:
         self._looked_at, self._took = -math.inf, 0.0  # seconds: when, and how long
 
     def look(self) -> None:
-        """See what there is, unless there is much and it was seen just now. What dead writers have left goes."""
+        """Look at the folder anew, unless it holds many sheets and was looked at just now; remove what dead writers have left."""
         begun = time.monotonic()
         if len(self._known) > _FEW and begun - self._looked_at < _SELDOM * self._took:
             return

@@ -142,6 +142,7 @@ class Offers(Generic[Kind]):
             ) from error
         try:
             return self._look(name, found)
+        # Whatever code of others raises is the cause of a fault: all other methods go on to work.
         except Exception as error:
             reason = str(error) if isinstance(error, InvalidRequest) else _said(error)
             raise InvalidRequest(f"{called} cannot be used: {reason}", hint=_mend(first)) from error
