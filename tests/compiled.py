@@ -342,17 +342,30 @@ def attention(capability: int) -> None:
     one_layer(HEADS, KV_HEADS, is_mapped, team(), large_rows=64 if is_mapped else 128)
     one_layer(HEADS, KV_HEADS, False, team(), eight_bits=True, large_rows=128)
     if is_mapped:
-        prompt = Step([Row(View([Block()]), (1,) * 300)])
-        one_layer(
-            HEADS,
-            KV_HEADS,
-            is_mapped,
-            (prompt,),
-            dim=128,
-            large_rows=64,
-            specialised_rows=128,
-            specialised_work=0,
-        )
+        # One processor wants no splits: outputs are left beside sinks, or all but the last.
+        for dim, processors, is_alone, has_sinks in (
+            (128, 132, True, False),
+            (64, 132, True, False),
+            (64, 1, True, True),
+            (64, 1, False, True),
+            (128, 1, False, False),
+        ):
+            block = Block()
+            prompt = [Row(View([block]), (1,) * 300), Row(View([block, Block()]), (1,))]
+            one_layer(
+                HEADS,
+                KV_HEADS,
+                is_mapped,
+                (Step(prompt[:1] if is_alone else prompt),),
+                dim=dim,
+                processors=processors,
+                has_sinks=has_sinks,
+                large_rows=64,
+                specialised_rows=128,
+                specialised_work=0,
+                most_small_rows=1,
+                least_left=256,
+            )
         for eight_bits in (False, True):  # twenty tokens make 80 rows
             one_layer(
                 HEADS,
@@ -474,6 +487,7 @@ def one_layer(
     dim: int = DIM,
     eight_bits: bool = False,
     processors: int = 132,
+    has_sinks: bool = False,
     **tiling: Any,
 ) -> None:
     """All that attention launches for these steps."""
@@ -487,7 +501,7 @@ def one_layer(
     if eight_bits:
         scales = torch.ones(keys.shape[:2]), torch.ones(keys.shape[:2])
         store = EightBitStore(keys.to(torch.int8), values.to(torch.int8), rope, *scales)
-    launched(backend, shape, store, steps)
+    launched(backend, shape, store, steps, zeros(heads) if has_sinks else None)
 
 
 def latents(steps: tuple[Step, ...], tiling: Tiling | None = None) -> None:
@@ -518,11 +532,15 @@ def expanded() -> None:
 
 
 def launched(
-    backend: TritonBackend, shape: LayerShape, store: LayerStore, steps: tuple[Step, ...]
+    backend: TritonBackend,
+    shape: LayerShape,
+    store: LayerStore,
+    steps: tuple[Step, ...],
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """All that attention launches for these steps."""
     planner = Planner(PagePool(64, PAGE))
-    call = LayerCall(layer=0, scaling=0.1)
+    call = LayerCall(layer=0, scaling=0.1, sinks=sinks)
     for step in steps:
         prepared = backend.prepare(planner.plan(step), CPU)
         for row in step.rows:

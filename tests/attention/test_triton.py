@@ -7,6 +7,7 @@ and float32 sums, and weights are rounded to 16 bits once more before they meet 
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import cycle
@@ -405,6 +406,97 @@ def test_ordinary_tiles_of_as_many_rows_as_specialised_ones(layer: str, few_rows
     assert work.large[:, 1].max() == len(desks), "all rows in one tile"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layer", ["sinks", "all at once"])
+def test_outputs_are_left_beside_sinks(
+    layer: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt that is not split has nothing to merge: the kernel gives sinks their share, also of rows of padding."""
+    merged: list[int] = []
+
+    def merge(*_: object, **__: object) -> None:
+        merged.append(1)
+
+    monkeypatch.setattr(triton_backend, "merge_kernel", defaultdict(lambda: merge))
+    shape, options = SHAPES["gqa"], dict(LAYERS[layer])
+    sinks = torch.linspace(-3, 6, shape.num_heads, device=DEVICE)
+    call = LayerCall(layer=0, scaling=0.3, **options | {"sinks": sinks.to(dtype)})
+    backend = kernels(shape, dtype, least_split=256)
+    rope = Rope(1 / 100 ** (torch.arange(4) / 4), 8)
+    product = Layer(backend, shape, rope, call, dtype=dtype, num_pages=128, device=DEVICE)
+    oracle, block = DenseOracle(rope, call), Block()
+    for size in (70, 1, 33):
+        step = Step([Row(View([block]), (0,) * size)])
+        q, k, v = random_qkv(step, shape, torch.Generator().manual_seed(size), dtype)
+        oracle.write(step, k, v)
+        found = product.step(step, q, k, v).double()
+        assert (
+            Capacity.of(product.last_plan, cut(product.last_plan, backend.tiling)).most_partials
+            == 1
+        )
+        assert (found - oracle.read(step, q)).abs().max() < TOLERANCE[dtype]
+    assert not merged
+
+
+@pytest.mark.parametrize(
+    ("dtype", "halved"), [(torch.float32, 0), (torch.bfloat16, 0), (torch.bfloat16, 16)], ids=str
+)
+@pytest.mark.parametrize("layer", ["plain", "sinks", "window", "softcap"])
+def test_a_long_prompt_leaves_outputs(
+    layer: str, dtype: torch.dtype, halved: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last token reads a strip of its own besides, and has several partials: it alone is merged, with its neighbours."""
+    shape, call = SHAPES["gqa"], LayerCall(layer=0, scaling=0.3, **LAYERS[layer])
+    if call.sinks is not None:
+        call = replace(call, sinks=call.sinks[: shape.num_heads].to(dtype))
+    backend = kernels(shape, dtype, least_split=256, least_left=32, halved_rows=halved)
+    rope = Rope(1 / 100 ** (torch.arange(4) / 4), 8)
+    merged = tokens_merged(monkeypatch)
+    check_prompts(backend, shape, rope, call, dtype, 75, 2, TOLERANCE[dtype])
+    assert merged == [5, 5], "tokens 72 to 76 of the first pass, and the first ones of the second"
+
+
+def tokens_merged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of tokens of each merging from now on."""
+    merged: list[int] = []
+    usual = triton_backend.merge_kernel
+
+    class Noted:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            merged.append(grid[0])
+            return usual[grid]
+
+    monkeypatch.setattr(triton_backend, "merge_kernel", Noted())
+    return merged
+
+
+def check_prompts(
+    backend: TritonBackend,
+    shape: Shape,
+    rope: Rope,
+    call: LayerCall,
+    dtype: torch.dtype,
+    size: int,
+    num_own: int,
+    tolerance: float,
+) -> None:
+    """A prompt of `size` tokens and rows that read all of it, then one behind a few tokens that do: as the definition has it."""
+    page_size = 64 if DEVICE.type == "cuda" else 4
+    memory = {"num_pages": 4 * size // page_size + 16, "page_size": page_size}
+    product = Layer(backend, shape, rope, call, dtype=dtype, device=DEVICE, **memory)
+    oracle, block, more = DenseOracle(rope, call), Block(), Block()
+    behind = [Row(View([block, Block()]), (0,)) for _ in range(num_own)]
+    for rows in (
+        [Row(View([block]), (0,) * size), *behind],
+        [Row(View([block, more]), (0,) * 5), Row(View([Block()]), (0,) * size)],
+    ):
+        step = Step(rows)
+        q, k, v = random_qkv(step, shape, torch.Generator().manual_seed(size), dtype)
+        oracle.write(step, k, v)
+        found = product.step(step, q, k, v).double()
+        assert (found - oracle.read(step, q)).abs().max() < tolerance
+
+
 @settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 2**32), layer=st.sampled_from(sorted(LAYERS)))
 def test_random_conversations(seed: int, layer: str) -> None:
@@ -563,10 +655,18 @@ on_hopper = pytest.mark.skipif(
 @pytest.mark.parametrize("layer", ["plain", "window", "narrow", "sinks"])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (10, 2), (8, 1)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "processors"),
+    [
+        *((4, 4, 128, 132), (10, 2, 128, 132), (8, 1, 128, 132), (8, 2, 128, 2)),
+        *((4, 4, 64, 132), (10, 2, 64, 132), (8, 1, 64, 132), (8, 1, 64, 2)),
+    ],
+)
 def test_specialised_tiles(
     heads: int,
     kv_heads: int,
+    dim: int,
+    processors: int,
     dtype: torch.dtype,
     interleaved: bool,
     layer: str,
@@ -575,13 +675,13 @@ def test_specialised_tiles(
     """Warps that are specialised, over strips that begin and end anywhere, some rows seeing less.
 
     Memory that nobody wrote to is no number. One prompt is long, one shorter than a tile; many rows
-    read one of them or both, some begin in the midst of a page.
+    read one of them or both, some begin in the midst of a page. Two processors want no splits, so outputs are left.
     """
     from manyhands.attention.kernels import specialised
 
-    shape = Shape(heads, kv_heads, 128, 128)
+    shape = Shape(heads, kv_heads, dim, dim)
     found, num_used = specialised_rows(
-        specialised, shape, dtype, interleaved, layer, 150, monkeypatch
+        specialised, shape, dtype, interleaved, layer, 150, monkeypatch, processors=processors
     )
     assert found == {128}
     assert num_used == 30, "keys and values, three times a step"
@@ -674,6 +774,33 @@ def test_specialised_tiles_of_latents_that_are_expanded(
 
 
 @on_hopper
+@pytest.mark.parametrize("layer", ["plain", "window", "sinks"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 128), (8, 1, 128), (8, 1, 64)])
+def test_a_long_prompt_leaves_outputs_of_specialised_tiles(
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    dtype: torch.dtype,
+    layer: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As ordinary tiles do, with the tiling that such heads have: those of the last tokens alone are merged."""
+    shape = Shape(heads, kv_heads, dim, dim)
+    kinds: dict[str, dict[str, Any]] = {
+        "window": {"window": 300},
+        "sinks": {"sinks": torch.linspace(-1, 1, heads, device=DEVICE)},
+    }
+    call = LayerCall(layer=0, scaling=dim**-0.5, **kinds.get(layer, {}))
+    backend = backend_for(shape, dtype)
+    backend.tiling = replace(backend.tiling, num_processors=8, specialised_work=0)
+    merged = tokens_merged(monkeypatch)
+    tolerance = {torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
+    check_prompts(backend, shape, rope_of(dim, False), call, dtype, 3001, 2, tolerance)
+    assert merged == [3, 5]
+
+
+@on_hopper
 def test_only_latents_that_are_expanded_have_such_tiles() -> None:
     """Other networks have heads of 192 and 128 dims, too, and rotate other dims of them."""
     shape = Shape(16, 16, 192, 128)
@@ -724,13 +851,16 @@ def specialised_rows(
         few_rows=few_rows,
         narrow_rows=64 if eight_bits else 0,
     )
-    rope = rope_of(64 if shape.is_expanded else 96 if interleaved else 128, interleaved)
+    rope = rope_of(
+        64 if shape.is_expanded else shape.head_dim * 3 // 4 if interleaved else shape.head_dim,
+        interleaved,
+    )
     seen = right_capacities(shape, dtype, rope, layer, num_rows, tiling, eight_bits=eight_bits)
     return {capacity.large_rows for capacity in seen}, len(used)
 
 
 def rope_of(rotary_dim: int, interleaved: bool) -> Rope:
-    """Of heads with 128 dims; of others as fast."""
+    """Of heads with 128 dims; those of others turn as fast."""
     return Rope((1e4 ** -(torch.arange(rotary_dim // 2) / 64)).to(DEVICE), rotary_dim, interleaved)
 
 

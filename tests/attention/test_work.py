@@ -45,6 +45,11 @@ def a_team(workers: int, history: int, desk: int) -> Plan:
     return planner.plan(Step([Row(view, (0,)) for view in views]))
 
 
+def fed(rows: list[tuple[View, int]]) -> Plan:
+    """Rows of these views feed so many tokens each."""
+    return Planner(PagePool(4096, 64)).plan(Step([Row(view, (0,) * count) for view, count in rows]))
+
+
 def completions(rows: int, prompt: int) -> Plan:
     """Everybody reads the prompt, and writes the first token of an ending."""
     planner, shared = Planner(PagePool(4096, 64)), Block("prompt")
@@ -582,6 +587,62 @@ def test_a_program_takes_several_items_if_that_is_even(
     sums = [sum(pieces[at] for at in turns(n, len(pieces))) for n in range(PROCESSORS)]
     evenly = max(*pieces, sum(pieces) / PROCESSORS)
     assert (max(sums) <= 1.15 * evenly) is in_turns
+
+
+@pytest.mark.parametrize("is_specialised", [False, True])
+@pytest.mark.parametrize(
+    ("own", "size", "splits", "merged"),
+    [
+        ([], 3000, False, None),  # all have one partial: all leave outputs anyway
+        ([1], 3000, False, (3000, 3001)),
+        ([2, 1], 2999, False, (2996, 3002)),
+        (
+            [1],
+            3000,
+            True,
+            (1600, 3001),
+        ),  # the later half of the prompt is split, if tiles are specialised
+        ([2000], 1500, False, None),  # most read two strips
+        ([1], 500, False, None),  # a short one
+    ],
+)
+def test_outputs_are_left_but_for_tokens_that_are_merged(
+    own: list[int], size: int, splits: bool, merged: tuple[int, int] | None, is_specialised: bool
+) -> None:
+    """A prompt of `size` tokens, and rows of so many tokens behind it."""
+    prompt = Block()
+    plan = fed([(View([prompt]), size), *((View([prompt, Block()]), count) for count in own)])
+    tiling = Tiling(
+        4,
+        num_kv_heads=8 if not splits else 1,
+        num_processors=132 if splits else 4,
+        large_rows=64,
+        specialised_rows=128 if is_specialised else 0,
+        specialised_work=0,
+        specialised_reads=0,
+        least_left=1024,
+    )
+    usual = cut(plan, tiling)
+    work = usual.leaving(tiling)
+    assert usual.leaving(replace(tiling, least_left=0)) is usual
+    if merged is None:
+        assert work is usual
+        return
+    first, end = (3000, 3001) if splits and not is_specialised else merged
+    assert (work.first_merged, work.end_merged) == (first, end)
+    token = work.entries.token
+    is_merged = (token >= first) & (token < end)
+    assert (work.entry_partial[~is_merged] == -1).all()
+    counts = np.diff(usual.partial_indptr)
+    assert (counts[:first] == 1).all()
+    assert (counts[end:] == 1).all()
+    assert (np.diff(work.partial_indptr)[first:end] == counts[first:end]).all()
+    assert work.num_partials == counts[first:end].sum()
+    places = usual.entry_partial[is_merged] - usual.entry_partial[is_merged].min()
+    assert (work.entry_partial[is_merged] == places).all()
+    of_small = {at for each in work.small for at in range(each[0], each[0] + each[1])}
+    assert of_small, "the rows' own strips"
+    assert is_merged[sorted(of_small)].all(), "kernels of small tiles leave partials alone"
 
 
 def turns(first: int, count: int) -> list[int]:

@@ -25,7 +25,7 @@ from torch import Tensor
 from manyhands.attention.kernels.overlap import launch_options
 from manyhands.attention.kernels.tables import tables_kernel
 from manyhands.attention.rotary import Rope
-from manyhands.attention.work import Cutting, Occupancy, Work, power_of_two
+from manyhands.attention.work import ALIGNED, Cutting, Occupancy, Work, power_of_two
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
 from manyhands.native import compiled as native
@@ -35,7 +35,6 @@ from manyhands.native.plain import ITEM_FIELDS
 _CHOSEN_BY = ("small_rows", "large_rows", "occupancy", "is_specialised")
 _SIZES = ("tokens", "rows", "entries", "pages", "small", "large", "partials")
 Int32s = NDArray[np.int32]
-_ALIGNED = 4
 # Tokens of passes of a team in which steps have ended: most are no powers of two.
 ENDED = (12, 24, 28, 32, 40, 48)
 _COSTLY = 128  # tokens, from which on a pass takes longer the more it has
@@ -63,6 +62,8 @@ class Capacity:
     occupancy: int  # of the list itself, whatever room it has
     is_specialised: bool = False  # whether large tiles are specialised
     in_turns: bool = False  # whether a program for each processor takes several of these
+    first_merged: int = 0  # tokens, see `Work`
+    end_merged: int = 0
 
     @classmethod
     def of(cls, plan: Plan, work: Work) -> Capacity:
@@ -81,6 +82,8 @@ class Capacity:
             occupancy=work.occupancy,
             is_specialised=work.is_specialised and len(work.large) > 0,
             in_turns=work.in_turns,
+            first_merged=work.first_merged,
+            end_merged=work.end_merged,
         )
 
     def rounded(self) -> Capacity:
@@ -144,7 +147,7 @@ class Capacity:
         start = 0
         for name, size in self._sizes():
             yield name, start, size
-            start += -(-size // _ALIGNED) * _ALIGNED
+            start += -(-size // ALIGNED) * ALIGNED
 
     @cached_property
     def places(self) -> tuple[tuple[str, ...], Ints]:
@@ -172,7 +175,7 @@ class Capacity:
     @property
     def num_integers(self) -> int:
         """Size of the buffer."""
-        return sum(-(-size // _ALIGNED) * _ALIGNED for _, size in self._sizes())
+        return sum(-(-size // ALIGNED) * ALIGNED for _, size in self._sizes())
 
     @cached_property
     def num_growing(self) -> int:

@@ -70,6 +70,7 @@ _LARGE_ROWS = 64  # of a large tile; where heads are small, twice as many
 _LARGEST_HEAD = 512
 _LARGEST_LATENT = 512
 _LONG = 8192  # keys from which on tensor maps bring those of half a large tile faster
+_LEAST_LEFT = 1024  # tokens of a pass that leaves outputs of most at once, at least
 _HALVED_ROWS = 32  # of tiles alone whose partials have 16 bits, at least
 _LATENT_ROWS = (64, 32)  # of a large tile: the first that fits
 _LATENT_PART = 16  # query heads that read latents in one program, at most
@@ -77,7 +78,8 @@ _LATENT_PART = 16  # query heads that read latents in one program, at most
 _LATENT_DIMS = (256, 512)
 _LATENT_KEYS = 64  # of an iteration of these tiles
 _LEAST_DIMS = 16  # of a product; heads with fewer are padded
-_SPECIALISED_DIM = 128  # of heads
+_SPECIALISED_DIM = 128  # of heads, that all kernels of specialised warps know
+_NARROW_DIM = 64  # of heads, that those of keys in 16 bits know besides: for prompts, and no second group of few rows
 _TO_STAND = 512  # programs that make queries stand, unless they would have too many entries each
 _URGENT = -1  # priority of a stream
 
@@ -116,7 +118,7 @@ class TritonBackend(Backend):
 
     def prepare(self, plan: Plan, device: torch.device) -> Prepared:
         """The work list of a plan, cut on the host and sent in one transfer."""
-        work = cut(plan, self.tiling)
+        work = cut(plan, self.tiling).leaving(self.tiling)
         capacity = Capacity.of(plan, work)
         buffer = torch.empty(
             capacity.num_integers, dtype=torch.int32, pin_memory=device.type == "cuda"
@@ -283,8 +285,8 @@ class TritonBackend(Backend):
         ]
         lists = [one for one in lists if len(one[0])]
         beside = is_beside(capacity, self.tiling)
-        # With one partial per token there is nothing to merge, unless a sink takes its share.
-        is_direct = capacity.most_partials == 1 and call.sinks is None
+        # With one partial per token there is nothing to merge, but for a sink that kernels do not know.
+        is_direct = capacity.most_partials == 1 and self._know_sinks(store, capacity, call)
         if is_direct:
             partials, lses = out, out
         else:
@@ -294,7 +296,9 @@ class TritonBackend(Backend):
             partials = q.new_empty(*shape, value_dim, dtype=dtype)
             lses = q.new_empty(*shape, *([2] if have_factors else []), dtype=torch.float32)
         is_one_stream = len(lists) == 1 or beside
-        reading = _Reading(self, store, q, prepared, call, partials, lses, is_direct, is_one_stream)
+        reading = _Reading(
+            self, store, q, prepared, call, out, partials, lses, is_direct, is_one_stream
+        )
         if is_one_stream or self.interpreted:
             for place, one in enumerate(lists):
                 reading.launch(*one, is_beside=beside and place > 0)
@@ -303,12 +307,13 @@ class TritonBackend(Backend):
         if not is_direct:
             merge = Merge.of(capacity.most_partials, num_heads, value_dim)
             blocks = cdiv(num_heads, merge.heads), cdiv(value_dim, merge.dims)
-            merge_kernel[(capacity.tokens, *blocks)](
+            first, end = capacity.first_merged, capacity.end_merged or capacity.tokens
+            merge_kernel[(end - first, *blocks)](
                 partials,
                 lses,
-                prepared.partial_indptr,
+                prepared.partial_indptr[first:],
                 out if call.sinks is None else call.sinks,
-                out,
+                out[first:],
                 HAS_SINKS=call.sinks is not None,
                 NUM_HEADS=num_heads,
                 VALUE_DIM=value_dim,
@@ -319,6 +324,11 @@ class TritonBackend(Backend):
                 **launch_options(q.device, overlap=is_one_stream),
             )
         return out
+
+    def _know_sinks(self, store: LayerStore, capacity: Capacity, call: LayerCall) -> bool:
+        """Whether the kernels of such a pass give the layer's sinks their share, if it has any: those of tiles in 16 or 32 bits."""
+        are_others = isinstance(store, EightBitStore | LatentStore) or capacity.small_rows == 1
+        return call.sinks is None or not are_others
 
     def _side_by_side(self, reading: _Reading, large: _Items, small: _Items) -> None:
         """Both kinds of tiles on two streams at once."""
@@ -439,6 +449,7 @@ class _Reading:
         q: Tensor,
         prepared: Prepared,
         call: LayerCall,
+        out: Tensor,
         partials: Tensor,
         lses: Tensor,
         is_direct: bool,
@@ -477,6 +488,7 @@ class _Reading:
             "HAS_WINDOW": call.reach is not None,
             "DIRECT": is_direct,
         }
+        self.out = out
 
     def launch(self, items: Tensor, rows: int, is_large: bool, *, is_beside: bool = False) -> None:
         """Launch the kernel for these items; `is_beside`: small ones, and large ones were launched in front."""
@@ -495,6 +507,7 @@ class _Reading:
         elif is_large:
             rows = power_of_two(rows)  # specialised ones may have others
             kernel, given, options = self._tiles(rows, self.launches.of_large(rows))
+            options |= self._outputs(are_large=True)
         else:
             occupancy = self.prepared.capacity.occupancy
             if self._are_integers(rows, occupancy):
@@ -505,6 +518,7 @@ class _Reading:
                 rows = power_of_two(rows)
                 launch = self.launches.of_small(rows, occupancy, self.is_mapped)
                 kernel, given, options = self._tiles(rows, launch)
+                options |= self._outputs(are_large=False)
             if is_beside:  # lows were there before the large ones began
                 overlapping = launch_options(self.q.device)
                 options |= {"BESIDE": overlapping["OVERLAP"], **overlapping}
@@ -516,6 +530,17 @@ class _Reading:
             **self.options,
             **options,
         )
+
+    def _outputs(self, *, are_large: bool) -> dict[str, Any]:
+        """Options of kernels that may leave outputs of some tokens, and give sinks their share of these."""
+        leaves = are_large and self.prepared.capacity.end_merged > 0
+        sinks = self.call.sinks if leaves or self.options["DIRECT"] else None
+        return {
+            "out": self.out,
+            "sinks": self.out if sinks is None else sinks,
+            "LEAVES": leaves,
+            "HAS_SINKS": sinks is not None,
+        }
 
     def _is_specialised(self) -> bool:
         """Whether large tiles are specialised, with this layer's scores."""
@@ -542,6 +567,7 @@ class _Reading:
         if not self.eight_bits:
             options["scaling"] = _scaling_of(self.call)
             options["INTERLEAVED"] = self.interleaved
+            options |= self._outputs(are_large=True)
             options["FEW"] = rows % (SPECIALISED_ROWS // 2)
             rotary = self.rotary_dim if self.backend.is_expanded else 0
             options["ROTARY"] = rotary
@@ -815,6 +841,7 @@ def _tiling(
     are_integers = are_specialised and stored.itemsize == 1
     # In eight bits they were measured with bfloat16; layers with windows fall back to ordinary tiles of as many rows.
     converts = are_integers and dtype == torch.bfloat16
+    are_narrow = are_specialised and any(shape.head_dim == _NARROW_DIM for shape in shapes)
     are_specialised = are_specialised and (converts or stored.itemsize == 2)
     are_latents = all(_can_specialise_latents(shape, stored, device) for shape in shapes)
     heads = [_heads(shape, LATENT_ROWS if are_latents else 0) for shape in shapes]
@@ -826,15 +853,16 @@ def _tiling(
         key_tile=128 if is_short and stored.itemsize == 1 else 64 if is_short else 32,
         large_rows=128 if are_large else _LARGE_ROWS,
         specialised_rows=SPECIALISED_ROWS if are_specialised else 0,
-        few_rows=FEW_ROWS if are_specialised else 0,
+        few_rows=FEW_ROWS if are_specialised and not are_narrow else 0,
         # Prompts in eight bits keep their ordinary tiles: specialised ones were not measured for them.
         specialised_work=1 << (40 if converts else 18),
-        specialised_reads=1 << (16 if converts else 18),
+        specialised_reads=1 << (16 if converts else 40 if are_narrow else 18),
         narrow_rows=SPECIALISED_ROWS // 2 if converts else 0,
         between_rows=BETWEEN_ROWS if are_integers else 0,
         long_keys=_LONG if are_mapped else 0,
         can_begin_beside=are_mapped and launch_options(device)["OVERLAP"],
         halved_rows=_HALVED_ROWS if are_mapped else 0,
+        least_left=_LEAST_LEFT if stored.itemsize > 1 else 0,
     )
     if are_specialised and all(shape.is_expanded for shape in shapes):
         return of_expanded(cut)
@@ -863,6 +891,7 @@ def of_latents(tiling: Tiling) -> Tiling:
         large_rows=LATENT_ROWS,
         least_rows=LATENT_ROWS,
         most_small_rows=LATENT_ROWS,
+        least_left=0,
         splits_per_processor=1.0,
         keys_to_begin=100,
         keys_to_merge=4,
@@ -924,12 +953,14 @@ def _can_map(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> boo
 def _can_specialise(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether there are specialised tiles: for Hopper's matrix units, heads of 128 dims, stored in 16 bits or eight.
 
-    In the expanded form of latents keys have the dims that are rotated besides, in 16 bits.
+    In 16 bits heads may have 64 dims, and keys in the expanded form of latents have the dims that are rotated besides.
     """
     dims = (shape.head_dim, shape.value_dim)
     rotary = SPECIALISED_WIDTH if shape.is_expanded else 0
-    fits = dims == (rotary + _SPECIALISED_DIM, _SPECIALISED_DIM)
-    return fits and (1 if rotary == 0 else 2) <= dtype.itemsize <= 2 and has_gluon(device)
+    is_narrow = rotary == 0 and dims == (_NARROW_DIM, _NARROW_DIM)
+    fits = is_narrow or dims == (rotary + _SPECIALISED_DIM, _SPECIALISED_DIM)
+    least = 1 if rotary == 0 and not is_narrow else 2
+    return fits and least <= dtype.itemsize <= 2 and has_gluon(device)
 
 
 def serves_expanded(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> bool:

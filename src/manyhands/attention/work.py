@@ -36,6 +36,9 @@ _HARDLY_MORE = 1.05  # of the keys that the largest small tiles would load
 _HARDLY_LATER = 1.1  # than when processors would be done that share evenly
 # Sizes of splits that are tried where programs are few: between these shares, in steps of so small a part, or whole pieces.
 _LEAST_SHARE, _MOST_SHARES, _STEPS_OF_A_SHARE, _MOST_PIECES = 0.97, 2.5, 8, 5
+ALIGNED = (
+    4  # integers: kernels are compiled anew for arrays that begin at no multiple of sixteen bytes
+)
 # Of small tiles that have a launch of their own where they are few, for long walks (launches.py).
 WALKING_ROWS = 32
 
@@ -99,6 +102,7 @@ class Tiling:
     many: int = 8
     many_beside: int = 7  # where they begin beside large ones
     can_begin_beside: bool = False  # whether they can, see `begin_beside`
+    least_left: int = 0  # tokens, from which on a pass leaves outputs of most at once, see `Work.leaving`; 0: none does
     halved_rows: int = 0  # of ordinary tiles alone whose partials have 16 bits (kernels/merge.py), at least; 0: none have
 
     def small_sizes(self, least: int, most: int, *, are_few: bool) -> list[int]:
@@ -129,6 +133,43 @@ class Work:
     key_page: Ints  # [T]: first page of the strip that the token's key is written to
     is_specialised: bool = False  # whether large tiles are specialised
     in_turns: bool = False  # whether programs that take specialised ones in turns share them evenly
+
+    first_merged: int = 0  # tokens [first_merged, end_merged) have partials, and all others leave outputs at once ...
+    end_merged: int = 0  # ... 0: all tokens have partials
+
+    def leaving(self, tiling: Tiling) -> Work:
+        """The same, where outputs are left at once of all tokens in front of those with several partials, and behind.
+
+        Only the last token of a long prompt reads a second strip; merging would write and read all others once more. The list stays
+        as it is where large tiles are not those of prompts, or less than half of the tokens would leave outputs. Entries of tokens
+        that do have a partial of -1.
+        """
+        num_tokens = len(self.partial_indptr) - 1
+        kind = tiling.specialised_rows or tiling.large_rows, tiling.specialised_rows > 0
+        if not 0 < tiling.least_left <= num_tokens or self.most_partials == 1:
+            return self
+        if not len(self.large) or (self.large_rows, self.is_specialised) != kind:
+            return self
+        is_left = np.zeros(len(self.entries.token), dtype=np.bool_)
+        is_left[ranges(self.large[:, 0], self.large[:, 1])] = True
+        has_several = np.diff(self.partial_indptr) != 1
+        has_several[self.entries.token[~is_left]] = True
+        merged = has_several.nonzero()[0]
+        first = int(merged[0]) // ALIGNED * ALIGNED
+        end = int(merged[-1]) + 1
+        if 2 * (end - first) > num_tokens:
+            return self
+        before, behind = int(self.partial_indptr[first]), int(self.partial_indptr[end])
+        indptr = self.partial_indptr.clip(before, behind) - before
+        token = self.entries.token
+        is_merged = (token >= first) & (token < end)
+        return replace(
+            self,
+            entry_partial=np.where(is_merged, self.entry_partial - before, -1),
+            partial_indptr=indptr,
+            first_merged=first,
+            end_merged=end,
+        )
 
     @property
     def num_partials(self) -> int:

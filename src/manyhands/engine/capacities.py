@@ -419,6 +419,13 @@ def uncommon_capacities(tiling: Tiling) -> list[Capacity]:
     at_once = [each for each in alone if each.large or each.small_rows == least]
     found = [*in_two_streams, *in_one_stream]
     found += [replace(each, most_partials=1) for each in at_once]
+    if tiling.least_left:  # long prompts, whose outputs are left at once but for a few tokens'
+        prompts = tiling.specialised_rows or tiling.large_rows, tiling.specialised_rows > 0
+        kinds_of_large = [*large, *(replace(each, small=0) for each in large)]
+        leaving = [
+            each for each in kinds_of_large if (each.large_rows, each.is_specialised) == prompts
+        ]
+        found += [replace(each, end_merged=1, most_partials=2) for each in leaving]
     # A kernel merges so many partials of a token; another one does behind two streams, another one those of 16 bits.
     halved = [each for each in in_one_stream if are_halved(each, tiling)]
     whole = [each for each in in_one_stream if not are_halved(each, tiling)]

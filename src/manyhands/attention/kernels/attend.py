@@ -181,6 +181,8 @@ def attend_kernel(
     scaling,
     softcap,
     window,
+    out,  # [T, H, Dv], written to if LEAVES
+    sinks,  # [H], read if HAS_SINKS
     GROUP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -191,6 +193,8 @@ def attend_kernel(
     HAS_SOFTCAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     DIRECT: tl.constexpr,
+    LEAVES: tl.constexpr,  # outputs of tokens whose partials are below 0
+    HAS_SINKS: tl.constexpr,  # of outputs that are left at once; else merging knows them
     BESIDE: tl.constexpr,  # the launch in front goes on meanwhile, see overlap.py
     TWO_WALKS: tl.constexpr,  # walk tiles of keys without masks apart from those with
     MAPPED: tl.constexpr,  # load the former by tensor maps
@@ -261,7 +265,11 @@ def attend_kernel(
     if DIRECT:
         place = token.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head
     else:
-        partial = tl.load(entry_partial + entry) + split
+        partial = tl.load(entry_partial + entry)
+        is_left = partial < 0
+        partial += split
+        if LEAVES:
+            partial = tl.where(is_left, token, partial)
         place = partial.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head
 
     take_over(OVERLAP, BESIDE)
@@ -424,8 +432,26 @@ def attend_kernel(
     if TRANSPOSED:
         total = tl.sum(total, 0)
         summed = tl.trans(summed)
+    if HAS_SINKS:
+        sink = tl.load(sinks + head).to(tl.float32) * LOG2E
+        new = tl.maximum(largest, sink)
+        taken = tl.exp2(sink - new)
+        if LEAVES:  # merging gives the sink its share of all others
+            new = tl.where(is_left, new, largest)
+            taken = tl.where(is_left, taken, 0.0)
+        kept = tl.exp2(largest - new)
+        summed *= kept[:, None]
+        total = total * kept + taken
+        largest = new
     seen_any = total > 0
     total = tl.where(seen_any, total, 1.0)
+    if LEAVES:
+        tl.store(
+            out + place[:, None] * VALUE_DIM + d[None, :],
+            (summed / total[:, None]).to(out.dtype.element_ty),
+            mask=(is_row & is_left)[:, None] & (d < VALUE_DIM)[None, :],
+        )
+        is_row &= ~is_left
     FACTORS: tl.constexpr = not DIRECT and partials.dtype.element_ty == tl.float16
     size = total
     if FACTORS:

@@ -21,8 +21,10 @@ Softmax does not ask for the order of keys: a program takes an item's edges firs
 not see some keys, then what all of them see. Shared memory has room for two tiles; barriers say when keys or
 values are here, and when they are free.
 
-Keys of latents in the expanded form have 64 rotated dims in front of 128 others. Dims of a product are a power of two, so
-the rotated ones have places of their own, and a tile's scores are two products.
+Heads have 128 dims or 64. Keys of latents in the expanded form have 64 rotated dims in front of 128 others. Dims of a
+product are a power of two, so the rotated ones have places of their own, and a tile's scores are two products.
+
+Where a program leaves outputs and not partials, of all tokens or of some, a sink takes its share as an item ends.
 
     tile  128 keys, brought in boxes of 64 slots (which lie in one page each) and 64 dims
 """
@@ -46,9 +48,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from manyhands.attention.kernels.attend import LOG2E
 from manyhands.attention.kernels.overlap import take_over
 from manyhands.attention.launches import SPECIALISED_BOX, SPECIALISED_ROWS, SPECIALISED_WIDTH
 
+_LOG2E = gl.constexpr(LOG2E.value)
 _KEYS = gl.constexpr(128)  # of a tile
 _BOX = gl.constexpr(SPECIALISED_BOX)  # slots that the copy engine brings at once
 _HALF_ROWS = gl.constexpr(SPECIALISED_ROWS // 2)  # of one group of warps
@@ -72,15 +76,18 @@ _COUNT = gl.constexpr(11)
 _FACTS = gl.constexpr(12)
 # ... and facts of each of its rows.
 _TOKEN = gl.constexpr(0)
-_PLACE = gl.constexpr(1)  # of its output, or partial
+_PLACE = gl.constexpr(
+    1
+)  # of its output, or partial; of an output among partials all bits are turned
 _LOW = gl.constexpr(2)
 _LAST = gl.constexpr(3)
 _OF_ROWS = gl.constexpr(4)
 _WIDTH = gl.constexpr(SPECIALISED_WIDTH)  # dims in a box
 # The first dims of queries, where these alone are rotated: pairs of numbers, as they are loaded.
 _PAIRS = gl.constexpr(gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0]))
-# Output as it is stored, 16 bytes at a time.
+# Output as it is stored, 16 bytes at a time: of heads of 128 dims, and of 64.
 _OUT = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]))
+_NARROW_OUT = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 # Names that change between releases.
 _copy = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 _meet = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
@@ -157,6 +164,7 @@ def _plan(
     entry_token, entry_offset, entry_low, entry_high, entry_partial, items, num_pieces,
     window, facts, of_rows, planned, read, GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr,
     HAS_WINDOW: gl.constexpr, DIRECT: gl.constexpr, KEYS: gl.constexpr = _KEYS,
+    LEAVES: gl.constexpr = False,
 ):  # fmt: skip
     """One warp: all facts of the program's items, one item ahead.
 
@@ -191,7 +199,10 @@ def _plan(
             high = gl.load(entry_high + entry)
             place = token
             if not DIRECT:
-                place = gl.load(entry_partial + entry) + split
+                partial = gl.load(entry_partial + entry)
+                place = partial + split
+                if LEAVES:
+                    place = gl.where(partial < 0, ~token, place)
             last = gl.minimum(high, offset + 1)
             start = key_start
             if HAS_WINDOW:
@@ -367,7 +378,10 @@ def _load_queries(
     """
     ALIKE: gl.constexpr = 4 if GROUP % 4 == 0 else 2 if GROUP % 2 == 0 else 1
     RUNS: gl.constexpr = ROWS // ALIKE
-    PAIRS: gl.constexpr = gl.BlockedLayout([4 // ALIKE, ALIKE, 8], [4, 1, 8], [4, 1, 1], [2, 1, 0])
+    EACH: gl.constexpr = DIM // 16  # pairs of a thread: eight threads for a row
+    PAIRS: gl.constexpr = gl.BlockedLayout(
+        [4 // ALIKE, ALIKE, EACH], [4, 1, 8], [4, 1, 1], [2, 1, 0]
+    )
     OF_RUNS: gl.constexpr = gl.SliceLayout(1, PAIRS)
     OF_ROWS: gl.constexpr = gl.SliceLayout(1, gl.BlockedLayout([4, 8], [4, 8], [4, 1], [1, 0]))
     first_entry, count = _fact(facts, slot, _FIRST_ENTRY), _fact(facts, slot, _COUNT)
@@ -404,6 +418,9 @@ def _rotate(at, x, y, c, s, scaling, q_room, INTERLEAVED: gl.constexpr):
     _meet()  # all warps have done with the queries of the item before
     if INTERLEAVED:
         q_room.index(at).store(gl.reshape(gl.join(first, second), [ROWS, DIM]))
+    elif DIM == _WIDTH:  # both halves in one box
+        halves = gl.permute(gl.join(first, second), (0, 1, 3, 2))
+        q_room.index(at).store(gl.reshape(halves, [ROWS, DIM]))
     else:
         WIDE: gl.constexpr = DIM // _WIDTH
         HALVES: gl.constexpr = q_room.shape[0]
@@ -496,34 +513,85 @@ def _begin(
 
 
 @gluon.jit
-def _leave(
-    who, slot, largest, total, summed, partials, lses, facts, of_rows, GROUP: gl.constexpr,
-    NUM_KV_HEADS: gl.constexpr, ROTARY: gl.constexpr, DIRECT: gl.constexpr,
+def _share(
+    sinks, head, largest, total, place, LEAVES: gl.constexpr, HAS_SINKS: gl.constexpr
 ):  # fmt: skip
-    """Store the results of one half of an item's rows: their partials, or outputs."""
+    """The factor of some rows' sums, [n] float32: one over the weight; of outputs, over the weight and their head's sink."""
+    share = 1.0 / gl.where(total > 0, total, 1.0)
+    if HAS_SINKS:
+        sink = gl.load(sinks + head).to(gl.float32) * _LOG2E
+        new = gl.maximum(largest, sink)
+        kept = gl.exp2(largest - new)
+        beside = kept / (total * kept + gl.exp2(sink - new))
+        share = gl.where(place < 0, beside, share) if LEAVES else beside
+    return share
+
+
+@gluon.jit
+def _store_rows(
+    target, x, who, slot, kv_head, count, of_rows, GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr,
+    LAYOUT: gl.constexpr, LEAVES: gl.constexpr, ARE_OUTPUTS: gl.constexpr,
+):  # fmt: skip
+    """Store rows x [ROWS, DIM] of one half of an item at their places; if LEAVES, those of outputs alone or of partials."""
+    DIM: gl.constexpr = x.shape[1]
+    x = gl.convert_layout(x.to(target.dtype.element_ty), LAYOUT)
+    OF_ROWS: gl.constexpr = gl.SliceLayout(1, LAYOUT)
+    m = who * _HALF_ROWS + gl.arange(0, _HALF_ROWS, OF_ROWS)
+    is_row = m // GROUP < count
+    place = _half(of_rows, slot, _PLACE, who).load(OF_ROWS)
+    if LEAVES:
+        if ARE_OUTPUTS:
+            place = ~place
+        is_row = is_row & (place >= 0)
+    place = place.to(gl.int64) * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + m % GROUP
+    d = gl.arange(0, DIM, gl.SliceLayout(0, LAYOUT))
+    gl.store(target + (place * DIM)[:, None] + d[None, :], x, mask=is_row[:, None])
+
+
+@gluon.jit
+def _leave(
+    who, slot, largest, total, summed, partials, lses, out, sinks, facts, of_rows,
+    GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr, ROTARY: gl.constexpr, DIRECT: gl.constexpr,
+    LEAVES: gl.constexpr = False, HAS_SINKS: gl.constexpr = False,
+):  # fmt: skip
+    """Store the results of one half of an item's rows: their partials, or outputs.
+
+    `out` and `sinks` are looked at if LEAVES and HAS_SINKS.
+    """
     DIM: gl.constexpr = summed.shape[1]
     SUMS: gl.constexpr = summed.type.layout
     OF_SUMS: gl.constexpr = gl.SliceLayout(1, SUMS)
     kv_head, count = _fact(facts, slot, _KV_HEAD), _fact(facts, slot, _COUNT)
     largest = gl.convert_layout(largest, OF_SUMS)
     total = gl.convert_layout(total, OF_SUMS)
-    seen_any = total > 0
-    total = gl.where(seen_any, total, 1.0)
-    # To turn outputs takes shared memory, of which longer keys leave none.
-    OUT: gl.constexpr = _OUT if DIRECT and ROTARY == 0 else SUMS
-    OF_OUT: gl.constexpr = gl.SliceLayout(1, OUT)
-    out = summed * (1.0 / total)[:, None]
-    out = gl.convert_layout(out.to(partials.dtype.element_ty), OUT)
-    m = who * _HALF_ROWS + gl.arange(0, _HALF_ROWS, OF_OUT)
-    is_row = m // GROUP < count
+    m = who * _HALF_ROWS + gl.arange(0, _HALF_ROWS, OF_SUMS)
     head = kv_head * GROUP + m % GROUP
-    place = _half(of_rows, slot, _PLACE, who).load(OF_OUT).to(gl.int64)
-    place = place * (NUM_KV_HEADS * GROUP) + head
-    if not DIRECT:
-        lse = gl.where(seen_any, largest + gl.log2(total), -1e30)
-        gl.store(lses + place, lse, mask=is_row)
-    d = gl.arange(0, DIM, gl.SliceLayout(0, OUT))
-    gl.store(partials + (place * DIM)[:, None] + d[None, :], out, mask=is_row[:, None])
+    place = _half(of_rows, slot, _PLACE, who).load(OF_SUMS)
+    share = _share(sinks, head, largest, total, place, LEAVES, HAS_SINKS)
+    results = summed * share[:, None]
+    # To turn outputs takes shared memory, of which longer keys leave none.
+    WHOLE: gl.constexpr = _OUT if DIM == 2 * _WIDTH else _NARROW_OUT
+    TURNED: gl.constexpr = WHOLE if ROTARY == 0 else SUMS
+    IS_OUTPUT: gl.constexpr = True
+    IS_PARTIAL: gl.constexpr = False
+    if LEAVES:
+        _store_rows(
+            out, results, who, slot, kv_head, count, of_rows, GROUP, NUM_KV_HEADS, TURNED, LEAVES,
+            IS_OUTPUT,
+        )  # fmt: skip
+    if DIRECT:
+        _store_rows(
+            partials, results, who, slot, kv_head, count, of_rows, GROUP, NUM_KV_HEADS, TURNED,
+            LEAVES, IS_OUTPUT,
+        )  # fmt: skip
+    else:
+        lse = gl.where(total > 0, largest + gl.log2(gl.where(total > 0, total, 1.0)), -1e30)
+        at = lses + place.to(gl.int64) * (NUM_KV_HEADS * GROUP) + head
+        gl.store(at, lse, mask=(m // GROUP < count) & (place >= 0))
+        _store_rows(
+            partials, results, who, slot, kv_head, count, of_rows, GROUP, NUM_KV_HEADS, SUMS,
+            LEAVES, IS_PARTIAL,
+        )  # fmt: skip
 
 
 @gluon.jit
@@ -539,10 +607,10 @@ def _ask(queries, turned, keys, pe_room, stage, nothing, ROTARY: gl.constexpr):
 
 @gluon.jit
 def _item(
-    who, slot, taken, num_tiles, num_cleaned, q, cos, sin, partials, lses, q_token, q_head, scaling,
-    q_pe, q_room, pe_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned, facts, of_rows,
+    who, slot, taken, num_tiles, num_cleaned, q, cos, sin, partials, lses, out, sinks, q_token, q_head,
+    scaling, q_pe, q_room, pe_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned, facts, of_rows,
     GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr, ROTARY: gl.constexpr, INTERLEAVED: gl.constexpr,
-    DIRECT: gl.constexpr,
+    DIRECT: gl.constexpr, LEAVES: gl.constexpr, HAS_SINKS: gl.constexpr,
 ):  # fmt: skip
     """One half of the rows of one item, through all its tiles."""
     DIM: gl.constexpr = v_room.shape[2]
@@ -640,16 +708,16 @@ def _item(
     mbarrier.arrive(v_free.index(before), count=1)
 
     _leave(
-        who, slot, largest, total, summed, partials, lses, facts, of_rows, GROUP, NUM_KV_HEADS,
-        ROTARY, DIRECT,
+        who, slot, largest, total, summed, partials, lses, out, sinks, facts, of_rows, GROUP,
+        NUM_KV_HEADS, ROTARY, DIRECT, LEAVES, HAS_SINKS,
     )  # fmt: skip
     return num_cleaned
 
 
 @gluon.jit
 def _leave_few(
-    slot, largest, total, summed, partials, lses, facts, of_rows, GROUP: gl.constexpr,
-    NUM_KV_HEADS: gl.constexpr, DIRECT: gl.constexpr,
+    slot, largest, total, summed, partials, lses, sinks, facts, of_rows, GROUP: gl.constexpr,
+    NUM_KV_HEADS: gl.constexpr, DIRECT: gl.constexpr, HAS_SINKS: gl.constexpr = False,
 ):  # fmt: skip
     """Store the results of the few rows behind the first half of an item, from weights [KEYS, FEW] and sums [DIM, FEW]."""
     SECOND: gl.constexpr = 1
@@ -657,18 +725,20 @@ def _leave_few(
     FEW: gl.constexpr = summed.shape[1]
     kv_head, count = _fact(facts, slot, _KV_HEAD), _fact(facts, slot, _COUNT)
     sums = gl.sum(total, 0)
-    seen_any = sums > 0
-    sums = gl.where(seen_any, sums, 1.0)
-    out = summed * (1.0 / sums)[None, :]
+    m = _HALF_ROWS + gl.arange(0, FEW, gl.SliceLayout(0, summed.type.layout))
+    LEAVES: gl.constexpr = False  # prompts have other tiles
+    share = _share(sinks, kv_head * GROUP + m % GROUP, largest, sums, m, LEAVES, HAS_SINKS)
+    out = summed * share[None, :]
     OUT: gl.constexpr = gl.BlockedLayout([4, 1], [32, 1], [1, 4], [0, 1])
     OF_OUT: gl.constexpr = gl.SliceLayout(0, OUT)
     out = gl.convert_layout(out.to(partials.dtype.element_ty), OUT)
-    lse = gl.convert_layout(gl.where(seen_any, largest + gl.log2(sums), -1e30), OF_OUT)
     m = _HALF_ROWS + gl.arange(0, FEW, OF_OUT)
     is_row = m // GROUP < count
     place = _half(of_rows, slot, _PLACE, SECOND, FEW).load(OF_OUT).to(gl.int64)
     place = place * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + m % GROUP
     if not DIRECT:
+        lse = gl.where(sums > 0, largest + gl.log2(gl.where(sums > 0, sums, 1.0)), -1e30)
+        lse = gl.convert_layout(lse, OF_OUT)
         gl.store(lses + place, lse, mask=is_row)
     d = gl.arange(0, DIM, gl.SliceLayout(1, OUT))
     gl.store(partials + (place * DIM)[None, :] + d[:, None], out, mask=is_row[None, :])
@@ -676,10 +746,10 @@ def _leave_few(
 
 @gluon.jit
 def _few_item(
-    slot, taken, num_tiles, num_cleaned, q, cos, sin, partials, lses, q_token, q_head, scaling,
+    slot, taken, num_tiles, num_cleaned, q, cos, sin, partials, lses, sinks, q_token, q_head, scaling,
     few_room, p_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned, facts, of_rows,
     GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr, INTERLEAVED: gl.constexpr, DIRECT: gl.constexpr,
-    FEW: gl.constexpr,
+    HAS_SINKS: gl.constexpr, FEW: gl.constexpr,
 ):  # fmt: skip
     """The FEW rows behind the first half of one item, through all its tiles: keys and values on the left of both products.
 
@@ -738,17 +808,19 @@ def _few_item(
         mbarrier.arrive(v_free.index(stage), count=1)
 
     _leave_few(
-        slot, largest, total, summed, partials, lses, facts, of_rows, GROUP, NUM_KV_HEADS, DIRECT
-    )
+        slot, largest, total, summed, partials, lses, sinks, facts, of_rows, GROUP, NUM_KV_HEADS,
+        DIRECT, HAS_SINKS,
+    )  # fmt: skip
     return num_cleaned
 
 
 @gluon.jit
 def _multiply(
-    who, q, cos, sin, partials, lses, q_token, q_head, scaling, q_pe, q_room, few_room, p_room,
-    pe_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned, facts, of_rows, planned, read,
+    who, q, cos, sin, partials, lses, out, sinks, q_token, q_head, scaling, q_pe, q_room, few_room,
+    p_room, pe_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned, facts, of_rows, planned, read,
     GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr, ROTARY: gl.constexpr, INTERLEAVED: gl.constexpr,
-    DIRECT: gl.constexpr, FEW: gl.constexpr, OVERLAP: gl.constexpr,
+    DIRECT: gl.constexpr, LEAVES: gl.constexpr, HAS_SINKS: gl.constexpr, FEW: gl.constexpr,
+    OVERLAP: gl.constexpr,
 ):  # fmt: skip
     """Four warps: one half of the rows of every item, or its few."""
     take_over(OVERLAP)
@@ -761,15 +833,16 @@ def _multiply(
         slot = number % _KNOWN
         if FEW * who > 0:
             num_cleaned = _few_item(
-                slot, taken, num_tiles, num_cleaned, q, cos, sin, partials, lses, q_token, q_head,
+                slot, taken, num_tiles, num_cleaned, q, cos, sin, partials, lses, sinks, q_token, q_head,
                 scaling, few_room, p_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned,
-                facts, of_rows, GROUP, NUM_KV_HEADS, INTERLEAVED, DIRECT, FEW,
+                facts, of_rows, GROUP, NUM_KV_HEADS, INTERLEAVED, DIRECT, HAS_SINKS, FEW,
             )  # fmt: skip
         else:
             num_cleaned = _item(
-                who, slot, taken, num_tiles, num_cleaned, q, cos, sin, partials, lses, q_token,
-                q_head, scaling, q_pe, q_room, pe_room, k_room, v_room, k_here, v_here, k_free,
+                who, slot, taken, num_tiles, num_cleaned, q, cos, sin, partials, lses, out, sinks,
+                q_token, q_head, scaling, q_pe, q_room, pe_room, k_room, v_room, k_here, v_here, k_free,
                 v_free, cleaned, facts, of_rows, GROUP, NUM_KV_HEADS, ROTARY, INTERLEAVED, DIRECT,
+                LEAVES, HAS_SINKS,
             )  # fmt: skip
         _meet()  # one thread says it for all four warps
         mbarrier.arrive(read.index(slot), count=1)
@@ -799,6 +872,8 @@ def specialised_kernel(
     q_head,
     scaling,
     window,
+    out,  # [T, H, D], written to if LEAVES
+    sinks,  # [H], read if HAS_SINKS
     num_pieces,  # I times key/value heads
     GROUP: gl.constexpr,
     NUM_KV_HEADS: gl.constexpr,
@@ -808,6 +883,8 @@ def specialised_kernel(
     PAGE: gl.constexpr,
     HAS_WINDOW: gl.constexpr,
     DIRECT: gl.constexpr,
+    LEAVES: gl.constexpr,  # outputs of tokens whose partials are below 0
+    HAS_SINKS: gl.constexpr,  # of outputs that are left at once; else merging knows them
     FEW: gl.constexpr,  # rows of an item beyond half of a tile at most, if these are not as many
     OVERLAP: gl.constexpr,
 ):
@@ -862,16 +939,16 @@ def specialised_kernel(
     gl.warp_specialize(
         [
             (_multiply, (
-                FIRST, q, cos, sin, partials, lses, q_token, q_head, scaling, q_pe, q_room,
+                FIRST, q, cos, sin, partials, lses, out, sinks, q_token, q_head, scaling, q_pe, q_room,
                 few_room, p_room, pe_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned,
                 facts, of_rows, planned, read, GROUP, NUM_KV_HEADS, ROTARY, INTERLEAVED, DIRECT,
-                FEW, OVERLAP,
+                LEAVES, HAS_SINKS, FEW, OVERLAP,
             )),
             (_multiply, (
-                SECOND, q, cos, sin, partials, lses, q_token, q_head, scaling, q_pe, q_room,
+                SECOND, q, cos, sin, partials, lses, out, sinks, q_token, q_head, scaling, q_pe, q_room,
                 few_room, p_room, pe_room, k_room, v_room, k_here, v_here, k_free, v_free, cleaned,
                 facts, of_rows, planned, read, GROUP, NUM_KV_HEADS, ROTARY, INTERLEAVED, DIRECT,
-                FEW, OVERLAP,
+                LEAVES, HAS_SINKS, FEW, OVERLAP,
             )),
             (_bring, (
                 key_map, value_map, pages, pe_room, k_room, v_room, k_here, v_here, k_free, v_free,
@@ -879,7 +956,8 @@ def specialised_kernel(
             )),
             (_plan, (
                 entry_token, entry_offset, entry_low, entry_high, entry_partial, items, num_pieces,
-                window, facts, of_rows, planned, read, GROUP, NUM_KV_HEADS, HAS_WINDOW, DIRECT,
+                window, facts, of_rows, planned, read, GROUP, NUM_KV_HEADS, HAS_WINDOW, DIRECT, _KEYS,
+                LEAVES,
             )),
         ],
         [4, 1, 1],

@@ -393,8 +393,8 @@ def _item(
 
     WHOLE: gl.constexpr = 0  # no dims of keys are rotated by themselves
     _leave(
-        who, slot, largest, total, summed, partials, lses, facts, of_rows, GROUP, NUM_KV_HEADS,
-        WHOLE, DIRECT,
+        who, slot, largest, total, summed, partials, lses, partials, lses, facts, of_rows, GROUP,
+        NUM_KV_HEADS, WHOLE, DIRECT,
     )  # fmt: skip
 
 
@@ -458,8 +458,9 @@ def _few_item(
         mbarrier.arrive(v_free.index(before), count=1)
 
     _leave_few(
-        slot, largest, total, summed, partials, lses, facts, of_rows, GROUP, NUM_KV_HEADS, DIRECT
-    )
+        slot, largest, total, summed, partials, lses, lses, facts, of_rows, GROUP, NUM_KV_HEADS,
+        DIRECT,
+    )  # fmt: skip
 
 
 @gluon.jit
