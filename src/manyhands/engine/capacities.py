@@ -1,12 +1,12 @@
 """Capacities of recordings: those of plans, rounded, and those of recordings that are made before there is a plan.
 
 A recording serves every plan that fits its capacity and is cut for its kernels (`engine/graphs.py`). What a pass will bring is
-not known when an engine gets ready, so one *wide* recording is made for every number of tokens that passes come in, with room for
-long lists of everything else, and for most numbers two to five, by what they are for (`Wide`):
+not known when an engine gets ready, so *wide* recordings are made for every number of tokens that passes come in, with room for
+long lists of everything else: one at least, and for most numbers two to five, each for a use (`Wide`):
 
     kinds_ahead            all of them: tokens, and the use
     most_ahead             tokens of the largest one
-    most_for_host          tokens up to which a pass that is launched one by one waits for the host
+    most_for_host          tokens up to which a pass that is launched kernel by kernel waits for the host
     is_to_spare            whether one is made only where memory is left for it
     kind_ahead             the use that is meant for a plan
     kinds_meant            the same, and those that have its kernels

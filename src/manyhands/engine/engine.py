@@ -1,4 +1,4 @@
-"""The engine: the face that everything above and outside talks to.
+"""The engine: one model and one memory, for everything above and outside.
 
 Two ways in. The low one drives blocks and rows by hand:
 
