@@ -18,4 +18,6 @@
     pass_counts.py   how passes were made, counted
     seating.py       the blocks that each worker reads, for a page
     ranks/           processes that share one network
+
+Integers are all there is above `executor.py`, but for the logits that a caller asks for.
 """
