@@ -821,7 +821,7 @@ class PagePool:
         self._fronts = {}
 
     def _drop_fronts(self, place: Place) -> None:
-        """The same of one block; it stays in `_fronts`."""
+        """Free the pages of the copies that wait of one block, which lies at `place`; it stays in `_fronts`."""
         for strip in place.fronts:
             self._shrink(strip, 0)
         self._journal.keep_tail(place.fronts)

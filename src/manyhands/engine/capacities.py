@@ -330,7 +330,7 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
 
 
 def _of_lone_rows(wide: Capacity, tiling: Tiling) -> Capacity:
-    """The same for rows that share little: an item for each of their strips, those that come of splits, and few partials to merge.
+    """The capacity `wide`, changed for rows that share little: an item for each of their strips, those that come of splits, and few partials to merge.
 
     Programs that have nothing to do wait for room where each has much on its way at the same time, so there they are few.
     """
@@ -351,7 +351,7 @@ def _of_lone_rows(wide: Capacity, tiling: Tiling) -> Capacity:
 
 
 def _with_ample_room(wide: Capacity, items: int, of_prompt: int, tiling: Tiling) -> Capacity:
-    """The same for crowds that the others have no room for: more rows, more strips of each, more tiles."""
+    """The capacity `wide`, changed for crowds that the others have no room for: more rows, more strips of each, more tiles."""
     if tiling.latent_rows:
         return replace(wide, rows=wide.tokens, entries=_MOST_READS, small=_MOST_READS)
     are_small = _SIXTEEN * tiling.group <= tiling.most_small_rows
@@ -367,7 +367,7 @@ def _with_ample_room(wide: Capacity, items: int, of_prompt: int, tiling: Tiling)
 
 
 def _of_ended_steps(wide: Capacity, items: int, tiling: Tiling) -> Capacity:
-    """The same for a team in which a step has ended, whose rows are fewer than its tokens and read the same strips.
+    """The capacity `wide`, changed for a team in which a step has ended, whose rows are fewer than its tokens and read the same strips.
 
     Where all tokens together have more rows than a small tile, all tiles are large. Other plans find room in the next
     recording.

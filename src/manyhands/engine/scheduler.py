@@ -215,7 +215,7 @@ class Scheduler:
             raise _called_from_inside()
 
     def check_between_passes(self) -> None:
-        """The same of a single pass, which the engine makes at any time but while it makes another one."""
+        """Raise InvalidRequest where a run's own program asks for a single pass: the engine makes one at any time but in the midst of another."""
         if self._asked is not None and self._is_called_by(Scheduler.step.__code__):
             raise _called_from_inside()
 
