@@ -5,7 +5,7 @@
     step.py          the rows that a strategy asks for together; tally.py: what a row's writer has written, for penalties
     logprobs.py      how likely tokens were, told to rows that ask
     pages.py         where tokens lie; journal.py: changes of that which are complete or have not happened
-    plan.py          one pass in integers; planner.py makes it of a step
+    plan.py          one pass in integers; planner.py makes it of a step; fronts.py: desks behind copies of their marker
     trunks.py        the beginnings of views, walked once
     lockstep.py      the next plan, where each row goes on by one token
     chunks.py        long feeds in several passes

@@ -25,7 +25,7 @@ room gets them first.
 
 A short block that stands in front of many others, such as a team's marker, may have copies (*fronts*): one in front of each of
 these, on its strip, so that both are one piece to read. Copies are made ahead, on pages of their own that count as free,
-and are there when a block is new (`make_front`, `give_front`). A copy belongs to the strip:
+and are there when a block is new (`make_front`, `give_front`; `cache/fronts.py` decides when). A copy belongs to the strip:
 
     strip |marker|desk...|      read by a row that reads marker and desk        from 0 on
                                 by a row that reads the desk behind a header    from 4 on
