@@ -9,5 +9,5 @@
     gradients.py   the gradient of one step, in pieces
     train.py       a training; settings.py: its choices
 
-The integers of a run are all that its attention is made of again.
+A trace holds integers and words and no keys: all attention of a run is made of these integers again.
 """
