@@ -1,4 +1,4 @@
-"""The letter at the head of a file names files that are there; a folder's letter that lists its files lists all.
+"""The letter at the head of a file names files that are there; the letter of a room, and of any folder that lists its files, lists all.
 
 A name leads from the file's own folder, from one above it, or from the package or the repository as a whole. What a
 comment names in backticks may also be the end of a path.
@@ -76,6 +76,12 @@ def test_letters_of_folders_list_all_their_files() -> None:
         )
     }
     assert not lost
+
+
+def test_letters_of_rooms_are_lists() -> None:
+    rooms = [room for room in SOURCE.iterdir() if (room / "__init__.py").is_file()]
+    without = {room.name for room in rooms if not LISTED.search(letter_of(room / "__init__.py"))}
+    assert without == {"bundled"}  # its one file
 
 
 def test_control_a_file_that_is_gone_or_left_out_is_seen() -> None:

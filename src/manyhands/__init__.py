@@ -10,7 +10,8 @@ is the order in which somebody reads blocks, and everything else follows from th
     team = hogwild("How many primes are there below 100?", engine.text, TeamSettings(workers=2))
     print(engine.run(team).text)
 
-Every other way to think is asked for in the same manner, see `METHODS`. One floor below, the same by hand: every row has read the other's words before its logits are made.
+Every other way to think is asked for in the same manner, see `METHODS`. The rows of a pass can be asked for by hand, too; every row has read the others' words
+before its logits are made:
 
     from manyhands import Block, Row, Step, View
 

@@ -55,7 +55,7 @@ class Story:
         def plan(step: Any) -> Any:
             noise.stir(40)
             found = right(step)
-            self.num_markers = max(self.num_markers, len(planner._markers))
+            self.num_markers = max(self.num_markers, len(planner.fronts.markers))
             lies = [
                 [self._number(place.strip.number), place.offset, *place.strip.pages]
                 for place in pool._places.values()

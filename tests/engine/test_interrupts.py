@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manyhands.cache import chunks, journal, lockstep, pages, planner, prefixes
+from manyhands.cache import chunks, fronts, journal, lockstep, pages, planner, prefixes
 from manyhands.cache.block import Block
 from manyhands.cache.pages import Move
 from manyhands.cache.plan import Plan
@@ -138,7 +138,9 @@ class Ledger:
         return [tuple(row[at] for at in range(len(row))) for row in found]
 
 
-WATCHED_FILES = {str(module.__file__) for module in (chunks, journal, lockstep, pages, planner)}
+WATCHED_FILES = {
+    str(module.__file__) for module in (chunks, fronts, journal, lockstep, pages, planner)
+}
 WATCHED_CODE = {
     function.__code__
     for function in (

@@ -149,9 +149,8 @@ _BUCKET_COST = 1000  # a product more costs as much as so many scores of one que
 _TOGETHER = 64  # keys of a strip, all of which its queries may as well look at together
 _MOST_QUERIES = 256  # of one strip in one product; more would mostly look at keys they may not see
 _LONG_RUN = 256  # keys: gathering so many costs a CPU about as much as a product more
-_MOST_ENTRIES = (
-    8192  # of a part on a CPU, but of one token: more take memory anew, page by page, in each layer
-)
+# Entries of a part on a CPU, unless one token has more: more of them take memory anew, page by page, in each layer.
+_MOST_ENTRIES = 8192
 
 
 class _Group(NamedTuple):

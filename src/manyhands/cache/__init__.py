@@ -1,6 +1,19 @@
 """Which row sees which keys: blocks, views, steps and the plan of a forward pass, in integers only.
 
-No tensor is made here and torch is not imported: this room can be tested, read and simulated without
-a model. `block` and `view` hold the words of the house, `step` what a strategy asks for, `layouts`
-the three arrangements of Hogwild! Inference, `pages` where tokens lie, `plan` one pass in integers.
+    block.py         a run of tokens; view.py: the order in which a row reads blocks
+    layouts.py       the views of a team, in the three layouts of Hogwild! Inference
+    step.py          the rows that a strategy asks for together; tally.py: what a row's writer has written, for penalties
+    logprobs.py      how likely tokens were, told to rows that ask
+    pages.py         where tokens lie; journal.py: changes of that which are complete or have not happened
+    plan.py          one pass in integers; planner.py makes it of a step; fronts.py: desks behind copies of their marker
+    trunks.py        the beginnings of views, walked once
+    lockstep.py      the next plan, where each row goes on by one token
+    chunks.py        long feeds in several passes
+    prefixes.py      prompts that begin alike, as a tree of blocks; prefix_nodes.py: its nodes
+    sheets.py        prompts outside of memory
+    states.py        which slot holds the state of which text
+    lookup.py        what followed the same tokens before
+    usage.py         passes, tokens and bytes, counted
+
+No tensor is made here and torch is not imported: this room can be tested, read and simulated without a model.
 """

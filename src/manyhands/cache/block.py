@@ -2,9 +2,9 @@
 
 Keys of a block are kept as though its first token stood at position 0 (Hogwild! Inference, app. B,
 "Cache blocks"). Where a block stands in a row's context is not a property of the block: it follows
-from the View that reads it. That is why a finished paragraph moves into the history at no cost.
+from the View that reads it. That is why a finished paragraph moves into the history by a change of views alone.
 
-Blocks are the only mutable thing in this room, and they only grow. Two blocks are never equal, even
+Blocks are written to by rows and grow; views, rows, steps and plans, which hold them, never change. Two blocks are never equal, even
 with the same tokens: a block is an identity, and when the last view that holds it is gone, so are its
 keys and values.
 """

@@ -5,7 +5,7 @@
     interleaved   prompt, history, own header, own desk
 
 Others stand in ascending order. A view takes any number of workers, one included, and an empty block
-in it is legal: so a worker is seen that has not come yet, or has left.
+in it is legal: the desk of a worker that has not come yet, or has left.
 
 In the contiguous layout nothing ever joins the history: each desk grows from start to end.
 In the interleaved one, others are seen only through the history, when a step is finished.

@@ -16,16 +16,16 @@ the offsets. The other way round, a finished block can be divided where it lies,
 Pages behind the last living block of a strip are freed once nothing references what lay there.
 Blocks can also be evicted while they live (`evict`): they keep their order and their rulers, and lose
 their pages until `bring_back` gives them new ones; their keys are then written again. A Keeper
-(`cache/prefixes.py`) holds blocks for later: asked for room, it lets some of them go. Pages that it holds for nobody are as good
-as free, for whatever needs pages: memory that has served for a while is full of them.
+(`cache/prefixes.py`) holds blocks for later: asked for room, it lets some of them go. Its pages that no run reads count
+as free for whatever needs pages: memory that has served for a while is full of them.
 
 Strips that grow a token a pass are given an empty page ahead of time while pages are plenty (`add_spares`),
 so that a full page does not end plain decoding (`cache/lockstep.py`). Spares count as free: whoever needs
 room gets them first.
 
-A short block that stands in front of many others, such as a team's marker, may have copies: one in front of each of
+A short block that stands in front of many others, such as a team's marker, may have copies (*fronts*): one in front of each of
 these, on its strip, so that both are one piece to read. Copies are made ahead, on pages of their own that count as free,
-and are there when a block is new (`make_front`, `give_front`). A copy belongs to the strip:
+and are there when a block is new (`make_front`, `give_front`; `cache/fronts.py` decides when). A copy belongs to the strip:
 
     strip |marker|desk...|      read by a row that reads marker and desk        from 0 on
                                 by a row that reads the desk behind a header    from 4 on
@@ -821,7 +821,7 @@ class PagePool:
         self._fronts = {}
 
     def _drop_fronts(self, place: Place) -> None:
-        """The same of one block; it stays in `_fronts`."""
+        """Free the pages of the copies that wait of one block, which lies at `place`; it stays in `_fronts`."""
         for strip in place.fronts:
             self._shrink(strip, 0)
         self._journal.keep_tail(place.fronts)

@@ -43,7 +43,7 @@ class PageTables:
 
     @classmethod
     def of(cls, tables: Iterable[Ints]) -> PageTables:
-        """The same of tables that lie apart."""
+        """Page tables of tables that lie apart."""
         tables = list(tables)
         indptr = np.array([0, *accumulate(map(len, tables))], dtype=np.int64)
         return cls(np.concatenate(tables) if tables else indptr[:0], indptr)

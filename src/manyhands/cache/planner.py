@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from manyhands.cache.block import Block
+from manyhands.cache.fronts import Fronts
 from manyhands.cache.lockstep import Lockstep
 from manyhands.cache.pages import Ints, PagePool, Place, Strip
 from manyhands.cache.plan import Growth, PageTables, Plan, Reads
@@ -32,9 +33,6 @@ from manyhands.cache.view import Item, Lanes, View
 from manyhands.errors import ContextTooLong, InvalidRequest, OutOfMemory, counted
 from manyhands.native import build as native_build
 from manyhands.native import compiled as native
-
-_LONGEST_FRONT = 16  # tokens of a block that is copied to the front of others
-_FRONTS = 2  # copies that are made ahead: as many steps may end in one pass
 
 
 class _Live(NamedTuple):
@@ -160,16 +158,6 @@ class _Walk:
         return _Walked(view, route, last.is_waiting, read, num_joined, stands)
 
 
-def _marker_before(desk: Block, view: View) -> Block | None:
-    """The block that stands directly before a desk in another's view, if it stands there again; None without such a one."""
-    # Behind a history, which may be long, and from the end on.
-    blocks = view.blocks_from(view.num_begun)[::-1]
-    if view.beside_others or desk not in blocks[:-1]:
-        return None
-    before = blocks[blocks.index(desk) + 1]
-    return before if blocks.count(before) > 1 else None
-
-
 def _copied(live: _Live) -> Block | None:
     """The block of which a copy stands directly in front of this one."""
     front = live.strip.front
@@ -278,10 +266,7 @@ class Planner:
         self.max_positions = max_positions
         self._key = object()  # of the notes of views, each of which is its reader
         self._trunks = Trunks()
-        # Markers of which desks have copies, and those for which desks have room; in the order in which they were met, for a
-        # set of objects has that of their addresses, and copies would lie elsewhere in an equal run.
-        self._markers: weakref.WeakKeyDictionary[Block, None] = weakref.WeakKeyDictionary()
-        self._unwritten: weakref.WeakKeyDictionary[Block, None] = weakref.WeakKeyDictionary()
+        self.fronts = Fronts(pool)
         self._lockstep: Lockstep | None = None
         self._generation = pool.generation
         self._number = 0  # of the last plan, those that were followed included
@@ -337,8 +322,9 @@ class Planner:
         self._has_waiting = False
         sizes = [len(row.feed) + len(row.draft) for row in step.rows]
         growth = dict(zip(owners, sizes, strict=True))
-        self._give_fronts(step, growth)
         to_come = self._pending
+        if self.fronts.give(step, growth, to_come, has_time=self._is_joining):
+            self._is_joining = True
         after = {
             id(block): len(block.tokens) + to_come.get(block, 0) + size
             for block, size in growth.items()
@@ -355,7 +341,7 @@ class Planner:
             return plan
         readers = self._prepare_all(step)
         if self._is_joining:
-            self._make_fronts()
+            self.fronts.make()
         irregular = self._irregular(growth, after)
         self._after = {}  # interrupted, nothing is taken to be regular
         self._number += 1
@@ -547,56 +533,6 @@ class Planner:
                 f"the model reaches {self.max_positions}",
                 hint="Use a shorter problem, a smaller budget, or fewer workers.",
             )
-
-    def _give_fronts(self, step: Step, growth: Mapping[Block, int]) -> None:
-        """Have desks that are fed for the first time, if nothing has read them, begin behind a copy of the marker.
-
-        Of a team each row reads the others' desks and, between them, one short block again and again. With a copy on a
-        desk's strip, both are one piece. A marker is known by that: it stands more than once in the view of a row beside
-        this one, and there directly before the row's own block. Copies are made ahead, by plans that have the time.
-
-        In a team's first step its marker is fed beside its desks. These get room for a copy, and it is filled once the
-        marker is finished.
-        """
-        if self._unwritten:
-            self._fill_rooms()
-        rows = step.rows
-        for index in [at for at, row in enumerate(rows) if not row.view.own.tokens]:
-            own = rows[index].view.own
-            if self.pool.has_seen(own):
-                continue
-            before: Block | None = None
-            for at in (index - 1, index + 1):
-                if before is None and 0 <= at < len(rows):
-                    before = _marker_before(own, rows[at].view)
-            if before is None:
-                continue
-            size = self._length(before) + growth.get(before, 0)
-            if not 0 < size <= _LONGEST_FRONT:
-                continue
-            if not before.frozen:
-                if before in growth:
-                    self._unwritten[before] = None
-                    self.pool.leave_room(own, before, size)
-            else:
-                self._markers[before] = None
-                if self._is_joining and not self.pool.num_fronts(before):
-                    self.pool.make_front(before)
-                self.pool.give_front(own, before)
-
-    def _fill_rooms(self) -> None:
-        """Copy markers that are finished to where desks have room for them."""
-        for marker in [marker for marker in self._unwritten if marker.frozen]:
-            self.pool.fill_rooms(marker)
-            self._is_joining = True  # keys are moved in any case, unless no room was left
-            self._markers[marker] = None
-            self._unwritten.pop(marker, None)
-
-    def _make_fronts(self) -> None:
-        """Copies for the desks to come."""
-        for marker in list(self._markers):
-            for _ in range(self.pool.num_fronts(marker), _FRONTS):
-                self.pool.make_front(marker)
 
     def _prepare_all(self, step: Step) -> list[_Reader]:
         """Have a route for every view. Preparing one may move blocks that another one reads, so look

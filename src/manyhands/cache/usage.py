@@ -98,7 +98,7 @@ def usage_of_each(
     num_owners: int,
     token_bytes: int,
 ) -> list[Usage]:
-    """The same for each of those whose rows were fed together; bytes add up to it, but for rounding.
+    """The work of one pass for each owner of rows in it; bytes add up to those of `usage_of`, but for rounding.
 
     Of each row of the plan, `owner` says whose it is, `is_written` whether its token is for a writer
     (`Row.writer`). An owner without a row has made no pass.

@@ -30,9 +30,8 @@ from manyhands.errors import InvalidRequest, ManyhandsError, counted
 Row = TypeVar("Row")
 Told = TypeVar("Told")
 _LOOK_AROUND = 0.5  # seconds
-_PATIENCE = (
-    120.0  # seconds for which rows are kept for a replica that loads, or waits for a machine
-)
+# Seconds for which rows are kept for a replica that loads, or waits for a machine.
+_PATIENCE = 120.0
 _SPARE = 16  # rows that wait in a replica, so that none is waited for
 _FAILED_STARTS = 5  # in a row, of all replicas together, and none answers meanwhile
 _BEGIN, _TAKE, _NEWS = "begin", "take", "news"  # verbs of a replica

@@ -1,12 +1,12 @@
 """Capacities of recordings: those of plans, rounded, and those of recordings that are made before there is a plan.
 
 A recording serves every plan that fits its capacity and is cut for its kernels (`engine/graphs.py`). What a pass will bring is
-not known when an engine gets ready, so one *wide* recording is made for every number of tokens that passes come in, with room for
-long lists of everything else, and for most numbers two to five, by what they are for (`Wide`):
+not known when an engine gets ready, so *wide* recordings are made for every number of tokens that passes come in, with room for
+long lists of everything else: one at least, and for most numbers two to five, each for a use (`Wide`):
 
     kinds_ahead            all of them: tokens, and the use
     most_ahead             tokens of the largest one
-    most_for_host          tokens up to which a pass that is launched one by one waits for the host
+    most_for_host          tokens up to which a pass that is launched kernel by kernel waits for the host
     is_to_spare            whether one is made only where memory is left for it
     kind_ahead             the use that is meant for a plan
     kinds_meant            the same, and those that have its kernels
@@ -330,7 +330,7 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
 
 
 def _of_lone_rows(wide: Capacity, tiling: Tiling) -> Capacity:
-    """The same for rows that share little: an item for each of their strips, those that come of splits, and few partials to merge.
+    """The capacity `wide`, changed for rows that share little: an item for each of their strips, those that come of splits, and few partials to merge.
 
     Programs that have nothing to do wait for room where each has much on its way at the same time, so there they are few.
     """
@@ -351,7 +351,7 @@ def _of_lone_rows(wide: Capacity, tiling: Tiling) -> Capacity:
 
 
 def _with_ample_room(wide: Capacity, items: int, of_prompt: int, tiling: Tiling) -> Capacity:
-    """The same for crowds that the others have no room for: more rows, more strips of each, more tiles."""
+    """The capacity `wide`, changed for crowds that the others have no room for: more rows, more strips of each, more tiles."""
     if tiling.latent_rows:
         return replace(wide, rows=wide.tokens, entries=_MOST_READS, small=_MOST_READS)
     are_small = _SIXTEEN * tiling.group <= tiling.most_small_rows
@@ -367,7 +367,7 @@ def _with_ample_room(wide: Capacity, items: int, of_prompt: int, tiling: Tiling)
 
 
 def _of_ended_steps(wide: Capacity, items: int, tiling: Tiling) -> Capacity:
-    """The same for a team in which a step has ended, whose rows are fewer than its tokens and read the same strips.
+    """The capacity `wide`, changed for a team in which a step has ended, whose rows are fewer than its tokens and read the same strips.
 
     Where all tokens together have more rows than a small tile, all tiles are large. Other plans find room in the next
     recording.

@@ -1,4 +1,4 @@
-"""The engine: the face that everything above and outside talks to.
+"""The engine: one model and one memory, for everything above and outside.
 
 Two ways in. The low one drives blocks and rows by hand:
 
@@ -82,8 +82,8 @@ _IN_VAIN = (0, False)  # a row of a pass that was begun ahead, which no run aske
 class Engine(OfOneProcess):
     """One model, one memory, any number of runs. One thread drives it; a `Service` takes runs from any thread.
 
-    A call from a second thread while one is inside is refused (InvalidRequest), and the one inside goes on. So is one from a
-    fork of the process, and a pickle of an engine: `one_process.py`.
+    A call from a second thread while one is inside is refused (InvalidRequest), and the one inside goes on. A call from a
+    fork of the process is refused, too, and so is a pickle of an engine (`one_process.py`).
 
     The engine decides in integers: it plans steps, admits and preempts runs. Network and memory belong to
     its `executor` (`engine/executor.py`), and what is true of them stands in `facts`.

@@ -1,6 +1,6 @@
-"""The executor: what holds the network and the memory, behind verbs of integers.
+"""The executor: network and memory, behind verbs of integers.
 
-Above it nothing is a tensor, but the logits that a caller asks for. The engine plans (who reads what, from where), admits and preempts runs, and
+Above it there is no tensor but the logits that a caller asks for. The engine plans (who reads what, from where), admits and preempts runs, and
 hands the executor plain data: plans, choices, moves, slots. The executor computes, and answers with tokens:
 
     run(plan, choices, ...)        one forward pass, and the token that each row's choice takes
@@ -10,9 +10,9 @@ hands the executor plain data: plans, choices, moves, slots. The executor comput
     move(moves)                    copy keys and values to other slots, keys rotated by the shifts
     write_keys(merged, ...)        one forward over a whole past; its keys and values go to memory
     replay(merged)                 the same, for its logits
-    make_up(places, seed)          keys and values that nobody computed: a history to be timed over
+    make_up(places, seed)          random keys and values: a history to be timed over
     sheets                         keys and values on disk, by name: `Sheets`; None without a cache
-    facts                          what never changes: `ModelFacts`
+    facts                          the facts that never change: `ModelFacts`
 
 `LocalExecutor` does all of it in this process, on one device. Because every argument can be packed and sent,
 several processes with a part of the network each can stand behind the same verbs: equal integers everywhere.

@@ -1,6 +1,6 @@
 """Garbage is collected while the device works.
 
-Python collects garbage when so many objects have been made. Where that happens between the tokens of one pass and the
+Python collects garbage whenever so many new objects live. Where that happens between the tokens of one pass and the
 launch of the next, the device stands still for it: some tenths of a millisecond, once in a hundred passes a whole one or more.
 A collection that is near is brought about while the device works instead, if it still does. Which generations it looks at is
 Python's own decision, and where collection is switched off nothing is done.

@@ -18,12 +18,12 @@ A dropped pass costs its time. So a recording has parts, and before the host has
 is begun: the first few, about as long as the host takes (`engine/heads.py`). The rest follows when the guess was right.
 Where no head is long enough, the whole pass is begun while guesses have been right ninety-nine times of a hundred.
 
-**Ahead of time.** A recording takes some hundredths of a second, and all runs wait for it. `record_ahead` makes
-one *wide* recording for every number of tokens that passes come in, with room for long lists of everything
-else, before there is anything to serve; teams in which steps have ended have their own (`engine/capacities.py`). Plans are cut for its kernels (`Cutting`). Kernels are compiled before that, all at
+**Ahead of time.** A recording takes some hundredths of a second, and all runs wait for it. Before there is anything to serve, `record_ahead` makes
+*wide* recordings for every number of tokens that passes come in, with room for long lists of everything
+else (`engine/capacities.py`). Plans are cut for their kernels (`Cutting`). Kernels are compiled before that, all at
 once, those of other tiles too (`uncommon_capacities`). A plan that wants other kernels, such
-as large tiles for a long history, gets a recording of its own when its capacity has been met again and again. So does one that
-fits the wide recording with the other tiles alone; and one that fits none, the second time, or, if a prompt is in it, much later.
+as large tiles for a long history, or that finds room in wide recordings with other kernels alone, gets a recording of its own when its
+capacity has been met again and again; one that fits none, the second time, or, if a prompt is in it, much later.
 
 Without wide recordings a capacity is recorded when it is asked for the second time, so that widths that come up once cost
 nothing; or later, while a recording that is a little wider serves it. Where a recording fails (no memory left, a network that waits for the device in its forward),

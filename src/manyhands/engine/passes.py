@@ -90,7 +90,7 @@ class Others:
         """A pass, launch by launch."""
 
     def launch_late(self, plan: Plan) -> None:
-        """The same of a pass some of whose tokens rank 0 hands over on the device."""
+        """A pass, launch by launch, some of whose tokens rank 0 hands over on the device."""
 
     def launched(self, plan: Plan, logits: Tensor) -> None:
         """The pass is made: a chance to compare."""
@@ -112,7 +112,7 @@ class Others:
         """All ranks say whether so many bytes of their devices are free."""
 
     def any_trouble(self, own: str | None, *, made_sums: bool = True) -> str | None:
-        """Trouble that a rank has had with what all have tried, this one's `own` included; None if all could do it. The same on all.
+        """Trouble that a rank has had with what all have tried, this one's `own` included; None if all could do it. All ranks get the same.
 
         `made_sums`: it was something with sums, so that a rank with trouble may have left the others in one.
         """

@@ -266,7 +266,7 @@ class Run:
         self._advance(self.strategy.throw, error)
 
     def fail_step(self, error: Exception, pool: PagePool) -> None:
-        """The same of a step, in memory or not: it fails as a whole, and what was fed of it before is taken off its blocks.
+        """Throw an error in for a step, in memory or not: it fails as a whole, and what was fed of it before is taken off its blocks.
 
         Interrupted, the run is over: the rest of the step would be fed to blocks without its beginning.
         """

@@ -59,13 +59,11 @@ __all__ = ["Run", "RunState", "Scheduler"]
 # Of a run: its request and what of it was fed, the passes before this one, the tokens of this one, and what
 # the run has used with it.
 _Untold = tuple[Run, Step, Step, int, tuple[int, ...], Usage]
-_LEAST_PART = (
-    4  # of `prompt_tokens`: a prompt goes on by a quarter at least, whatever stands beside it
-)
+# One of so many parts of `prompt_tokens`: by a quarter of them a prompt goes on at least, whatever stands beside it.
+_LEAST_PART = 4
 _MOST_PROMPTS = 64  # the oldest of those that wait, of which some are fed
-_VERY_LONG = (
-    16  # times `prompt_tokens`, beyond which a prompt is passed by those that come behind it
-)
+# Times `prompt_tokens`, beyond which a prompt is passed by those that come behind it.
+_VERY_LONG = 16
 _Ready = tuple[Run, Step]  # a run, and what of its step is fed
 # A pass is begun ahead while so much of the last ones went on as expected, about so many of them; and taken up
 # if so much of it was asked for. Where rows are fed in vain, their runs wait for one pass.
@@ -217,7 +215,7 @@ class Scheduler:
             raise _called_from_inside()
 
     def check_between_passes(self) -> None:
-        """The same of a single pass, which the engine makes at any time but while it makes another one."""
+        """Raise InvalidRequest where a run's own program asks for a single pass: the engine makes one at any time but in the midst of another."""
         if self._asked is not None and self._is_called_by(Scheduler.step.__code__):
             raise _called_from_inside()
 

@@ -278,7 +278,7 @@ class Handle(OfOneProcess):
         return self._log[-1].num_events if self._log else 0
 
     def _begin(self, run: Run) -> None:
-        """Its run, which has begun, or had before. It is told all that was said meanwhile, in the order in which it was said."""
+        """Note its run, which has begun, unless it has one already. The run is told all that was said meanwhile, in the order in which it was said."""
         if self._run is not None:
             return
         with self._news:

@@ -1,11 +1,11 @@
 """The sandbox: limits for whatever a model or a stranger wrote, in a process that may be killed.
 
-function.py    Sandbox: a function of ours, called with arguments of unknown origin
-program.py     run_program: a Python program that a model wrote
-isolation.py   what closes a program in: bubblewrap, unshare, or limits alone
-inside.py      the first lines that run in a program's process
-signals.py     what a process that helps another does with signals that end a command; and how they wait for a work that is done as a whole
-limits.py      Limits, Returned, Failed: what both take and give
+    function.py    Sandbox: a function of ours, called with arguments of unknown origin
+    program.py     run_program: a Python program that a model wrote
+    isolation.py   the walls around a program: bubblewrap, unshare, or limits alone
+    inside.py      the first lines that run in a program's process
+    signals.py     signals that end a command: a process that helps another leaves them to it, and work that is done as a whole lets them wait
+    limits.py      Limits, Returned, Failed: what both take and give
 
 A function shares a process with our own code and its result is believed. A program is believed nothing: it
 answers, and the verdict is formed elsewhere.

@@ -135,14 +135,14 @@ class Asked:
     made: tuple[Begun, ...] = field(default=(), compare=False, repr=False)  # one for each run
 
     def runs(self) -> tuple[Asked, ...]:
-        """The same, run by run: one, or of a method one for each choice. They share their prompt."""
+        """The request run by run: one, or of a method one for each choice. They share their prompt."""
         if self.spec is None or self.samples == 1:
             return (self,)
         specs = enumerate(self.spec.samples(self.samples))
         return tuple(replace(self, spec=s, samples=1, made=self.made[i : i + 1]) for i, s in specs)
 
     def with_strategies(self, served: Served, owner: str) -> Asked:
-        """The same with all strategies made. That encodes the prompts of methods, so the event loop leaves it to a thread."""
+        """The request with all strategies made. That encodes the prompts of methods, so the event loop leaves it to a thread."""
         return replace(self, made=tuple(each.begin(served, owner) for each in self.runs()))
 
     def begin(self, served: Served, owner: str) -> Begun:

@@ -59,9 +59,8 @@ _BEGINNING = b"HTTP/1.1 "  # of every answer, also to HTTP/1.0
 # Seconds from the first byte of it to the second; each wait is three times the one before, so the ninth comes after 328 s.
 _FIRST_WAIT, _GROWTH = 0.1, 3
 _LONGEST_WAIT = 10.0  # between two comments
-_IDLE_FOR_LONG = (
-    5.0  # seconds; a client that asks again and again is not cut off between two requests
-)
+# Seconds; a client that asks again and again is not cut off between two requests.
+_IDLE_FOR_LONG = 5.0
 _LOOK = 0.5  # seconds from one look for an error of the socket to the next
 # TCP's keep-alive: seconds without a word, seconds between two questions, and how many are asked in vain.
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}

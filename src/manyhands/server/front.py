@@ -148,7 +148,7 @@ class Front:
         return answer
 
     async def answers(self, runs: Sequence[ServedRun], request: Request) -> tuple[Answer, ...]:
-        """The same of several runs that are one request: the first that fails ends them all."""
+        """Wait for the answers of several runs that are one request, as `answer` does: the first that fails ends them all."""
         waiting = asyncio.ensure_future(self._end_of_all(runs))
         try:
             if await is_gone_before(request, waiting):

@@ -94,7 +94,7 @@ class News:
     async def follow_all(
         self, handles: Sequence[Handle], number: int = 0
     ) -> AsyncGenerator[NewsItem, None]:
-        """The same of several runs, until all are done. The last item of each may be empty."""
+        """Moments of several runs from `number` on, as they come, until all are done. The last item of each may be empty."""
         with ExitStack() as stack:
             news = asyncio.Event()
             live = {

@@ -178,7 +178,7 @@ def serve_app(
     *,
     ready: Callable[[str], None] = lambda url: None,
 ) -> int:
-    """The same for an app that is made, at a socket that listens."""
+    """Answer, as `serve` does, with an app that is made, at a socket that listens."""
     if place.log:
         _log_lines()
     limits = front.limits

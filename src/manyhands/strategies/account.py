@@ -1,4 +1,4 @@
-"""The account of a run: what is known of it at any moment, from its events.
+"""The account of a run: all that is known of it at any moment, from its events.
 
     account = Account(["Alice", "Bob"])
     for event in engine.stream(team):

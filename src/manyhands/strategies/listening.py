@@ -34,9 +34,8 @@ MAX_SAID_CHARS = 100_000
 MAX_NAME_CHARS = 80
 MAX_UNHEARD_CHARS = 4 * MAX_SAID_CHARS  # that wait until a run hears them, `Item.num_chars` counted
 MAX_TOLD_CHARS = 10 * MAX_UNHEARD_CHARS  # that a run is told in its life
-_ITEM_CHARS = (
-    100  # for which an item counts without its texts: it takes about as many bytes as these
-)
+# Characters for which an item counts without its texts: it takes about as many bytes.
+_ITEM_CHARS = 100
 
 
 @dataclass(frozen=True)

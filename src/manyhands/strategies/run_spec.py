@@ -138,7 +138,7 @@ class RunSpec:
 
 
 def _of_known_workers(strategy: Strategy, num_workers: int) -> Strategy:
-    """The same strategy, with so many workers from the start.
+    """The strategy itself, whose workers are so many from the start.
 
     InvalidRequest, in the run, for an event of a worker that has not come: whatever tells of a run has no name for it.
     """

@@ -2,7 +2,7 @@ r"""A plain majority vote over boxed answers (self-consistency, Wang et al., 202
 
 Answers count as one if they are written alike, apart from dress: blanks, `\text{...}`, dollar signs,
 a full stop, capitals, `\dfrac` for `\frac`, `1,000` for `1000`, `7.0` for `7`. No mathematics is done:
-who wants `1/2` and `0.5` to be one answer grades with a grader.
+`1/2` and `0.5` are two answers here, and one to the grader of formulae (`tasks/formulae.py`).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def tokens_behind(text: Text, words: str) -> tuple[int, ...]:
 
 
 class Writer:
-    """One row's worth of thinking, from its first token to its last.
+    """One text while it is written, from its first token to its last.
 
     `feed` is what its next row feeds to the last block of its `view`: as a rule the token that it has just chosen, at the
     beginning of a step words that a strategy puts there. `unread` is that part of it which the writer has written: no block

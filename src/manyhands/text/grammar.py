@@ -50,9 +50,8 @@ LIMITS = Limits(seconds=3.0, memory_bytes=1 << 30)  # of reading a grammar
 _STACK = 1 << 20  # bytes for reading one in the child; a thread has 8 MiB
 # Of one request's masks: CPU time a token, and what is free before that is asked. Ordinary forms take 0.01 to 0.1 ms.
 MASK_SECONDS, FIRST_SECONDS = 0.001, 0.25
-_MOST_ITEMS = (
-    2500  # places in the rules that one mask may look at; a list of 2000 choices looks at as many
-)
+# Places in the rules that one mask may look at; a list of 2000 choices looks at as many.
+_MOST_ITEMS = 2500
 _SIMPLER = (
     "Make the grammar simpler. Longest take rules that read one text in many ways, as `s: s s | X` does, and rules that name "
     "themselves at their end, as `s: X | X s`: write `s: X | s X`."

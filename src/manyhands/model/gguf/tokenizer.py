@@ -24,9 +24,8 @@ from manyhands.model.gguf.header import Header
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)  # kinds of tokens
 _SPACE = "\u2581"
-_MOST_MERGED = (
-    64  # characters of a token that merges are sought for; none is longer but rows of blanks
-)
+# Characters of a token that merges are sought for; none is longer but rows of blanks.
+_MOST_MERGED = 64
 
 
 @dataclass(frozen=True)
