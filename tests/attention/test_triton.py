@@ -27,6 +27,7 @@ import triton.language as tl
 from manyhands.attention import eight_bits, triton_backend
 from manyhands.attention.attend import LayerCall
 from manyhands.attention.kernels.eight_bits import parted, rounded
+from manyhands.attention.kernels.merge import merge_kernel
 from manyhands.attention.prepared import Capacity, Prepared, pack
 from manyhands.attention.rotary import Rope
 from manyhands.attention.store import LayerShape, LayerStore
@@ -419,8 +420,8 @@ def test_outputs_are_left_beside_sinks(
 
     monkeypatch.setattr(triton_backend, "merge_kernel", defaultdict(lambda: merge))
     shape, options = SHAPES["gqa"], dict(LAYERS[layer])
-    sinks = torch.linspace(-3, 6, shape.num_heads, device=DEVICE)
-    call = LayerCall(layer=0, scaling=0.3, **options | {"sinks": sinks.to(dtype)})
+    sinks = torch.linspace(-3, 6, shape.num_heads).to(dtype)
+    call = LayerCall(layer=0, scaling=0.3, **options | {"sinks": sinks})
     backend = kernels(shape, dtype, least_split=256)
     rope = Rope(1 / 100 ** (torch.arange(4) / 4), 8)
     product = Layer(backend, shape, rope, call, dtype=dtype, num_pages=128, device=DEVICE)
@@ -459,7 +460,7 @@ def test_a_long_prompt_leaves_outputs(
 def tokens_merged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of tokens of each merging from now on."""
     merged: list[int] = []
-    usual = triton_backend.merge_kernel
+    usual = merge_kernel
 
     class Noted:
         def __getitem__(self, grid: tuple[int, ...]) -> Any:
@@ -789,14 +790,15 @@ def test_a_long_prompt_leaves_outputs_of_specialised_tiles(
     shape = Shape(heads, kv_heads, dim, dim)
     kinds: dict[str, dict[str, Any]] = {
         "window": {"window": 300},
-        "sinks": {"sinks": torch.linspace(-1, 1, heads, device=DEVICE)},
+        "sinks": {"sinks": torch.linspace(-1, 1, heads)},
     }
     call = LayerCall(layer=0, scaling=dim**-0.5, **kinds.get(layer, {}))
     backend = backend_for(shape, dtype)
     backend.tiling = replace(backend.tiling, num_processors=8, specialised_work=0)
     merged = tokens_merged(monkeypatch)
     tolerance = {torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
-    check_prompts(backend, shape, rope_of(dim, False), call, dtype, 3001, 2, tolerance)
+    rope = Rope(1e4 ** -(torch.arange(dim // 2) / 64), dim)
+    check_prompts(backend, shape, rope, call, dtype, 3001, 2, tolerance)
     assert merged == [3, 5]
 
 

@@ -79,7 +79,8 @@ _LATENT_DIMS = (256, 512)
 _LATENT_KEYS = 64  # of an iteration of these tiles
 _LEAST_DIMS = 16  # of a product; heads with fewer are padded
 _SPECIALISED_DIM = 128  # of heads, that all kernels of specialised warps know
-_NARROW_DIM = 64  # of heads, that those of keys in 16 bits know besides: for prompts, and no second group of few rows
+# Of heads, that kernels of keys in 16 bits know besides. They pay for less work, and have no second group of few rows.
+_NARROW_DIM, _NARROW_WORK = 64, 3 << 15
 _TO_STAND = 512  # programs that make queries stand, unless they would have too many entries each
 _URGENT = -1  # priority of a stream
 
@@ -855,7 +856,7 @@ def _tiling(
         specialised_rows=SPECIALISED_ROWS if are_specialised else 0,
         few_rows=FEW_ROWS if are_specialised and not are_narrow else 0,
         # Prompts in eight bits keep their ordinary tiles: specialised ones were not measured for them.
-        specialised_work=1 << (40 if converts else 18),
+        specialised_work=1 << 40 if converts else _NARROW_WORK if are_narrow else 1 << 18,
         specialised_reads=1 << (16 if converts else 40 if are_narrow else 18),
         narrow_rows=SPECIALISED_ROWS // 2 if converts else 0,
         between_rows=BETWEEN_ROWS if are_integers else 0,
