@@ -59,6 +59,7 @@ _CLEARLY = 0.97  # of the time that it took, below which a cell is faster
 
 # Of the older files the situations that the newer ones have not.
 _LIVES = (
+    "life_openings_qwen3-8b",
     "life_kept_qwen3-8b",
     "life_seldom_qwen3-8b",
     "life_queue_qwen3-8b",

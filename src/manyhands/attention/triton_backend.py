@@ -3,12 +3,15 @@
     append   rotated keys and values of all new tokens to paged memory; queries for keys in eight bits
     move     tokens to other slots, in all layers at once, between passes
     attend   the work list (work.py): every item loads its keys once for all rows that read them;
-             large and small tiles are two launches of one kernel, side by side; on Hopper, the
-             largest have a kernel whose warps are specialised
-    merge    the partials of every token, added up in float32
+             large and small tiles are two launches of one kernel, side by side; lone rows have a
+             kernel of their own, and on Hopper so have the largest tiles, latents and few rows
+             in eight bits
+    merge    the partials of every token, added up in float32; a token with one partial of a large
+             tile needs none where a pass is a long prompt: its output is left at once
 
-Works on CUDA devices in bfloat16, float16 and float32, and, slowly, on the CPU under Triton's
-interpreter (TRITON_INTERPRET=1), which is how it is tested without a GPU.
+Works on CUDA devices in bfloat16, float16 and float32, and, slowly, on the CPU under Triton's interpreter
+(TRITON_INTERPRET=1), which is how it is tested without a GPU. Kernels in Gluon, those for Hopper alone, have no
+interpreter: without a GPU they are compiled, and their machine code is looked at (tests/test_compiled.py).
 
     T  new tokens      H  query heads      G  key/value heads      D, Dv  head dims      S  slots
 """
@@ -79,8 +82,7 @@ _LATENT_DIMS = (256, 512)
 _LATENT_KEYS = 64  # of an iteration of these tiles
 _LEAST_DIMS = 16  # of a product; heads with fewer are padded
 _SPECIALISED_DIM = 128  # of heads, that all kernels of specialised warps know
-# Of heads, that kernels of keys in 16 bits know besides. They pay for less work, and have no second group of few rows.
-_NARROW_DIM, _NARROW_WORK = 64, 3 << 15
+_NARROW_DIM = 64  # of heads, that kernels of keys in 16 bits know besides: for prompts, without a second group of few rows
 _TO_STAND = 512  # programs that make queries stand, unless they would have too many entries each
 _URGENT = -1  # priority of a stream
 
@@ -856,7 +858,7 @@ def _tiling(
         specialised_rows=SPECIALISED_ROWS if are_specialised else 0,
         few_rows=FEW_ROWS if are_specialised and not are_narrow else 0,
         # Prompts in eight bits keep their ordinary tiles: specialised ones were not measured for them.
-        specialised_work=1 << 40 if converts else _NARROW_WORK if are_narrow else 1 << 18,
+        specialised_work=1 << (40 if converts else 18),
         specialised_reads=1 << (16 if converts else 40 if are_narrow else 18),
         narrow_rows=SPECIALISED_ROWS // 2 if converts else 0,
         between_rows=BETWEEN_ROWS if are_integers else 0,
@@ -878,12 +880,12 @@ def _tiling(
 
 
 def of_expanded(tiling: Tiling) -> Tiling:
-    """The same for the expanded form of latents: rows are those of prompts, and specialised tiles the only fast ones."""
+    """This tiling for the expanded form of latents: rows are those of prompts, and specialised tiles the only fast ones."""
     return replace(tiling, few_rows=0, specialised_work=0, specialised_reads=0)
 
 
 def of_latents(tiling: Tiling) -> Tiling:
-    """The same where all tiles are specialised ones of latents: of one size, and a program for each processor takes them in turns."""
+    """This tiling where all tiles are specialised ones of latents: of one size, and a program for each processor takes them in turns."""
     return replace(
         tiling,
         key_tile=_LATENT_KEYS,
