@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,30 +16,8 @@ import pytest
 
 import manyhands
 from manyhands.cli.solve import EXAMPLE
-from tests.installing import a_method, laid_out
+from tests.installing import EXAMPLE_METHOD, a_method, environment, example_installed, laid_out, ran
 from tests.warm import COMMAND
-
-ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "examples" / "your_own_method"
-
-
-def environment(site: Path) -> dict[str, str]:
-    """That of a process which finds what is installed in `site`, and is offline."""
-    known = os.environ.get("PYTHONPATH", "")
-    paths = os.pathsep.join(filter(None, (str(site), str(ROOT / "src"), known)))
-    return {**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
-
-
-def ran(site: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """`manyhands` with these arguments, where `site` is installed."""
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        env=environment(site),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        stdin=subprocess.DEVNULL,
-    )
 
 
 def as_json(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -52,16 +28,7 @@ def as_json(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example, built and installed by pip into a folder of its own, without a network."""
-    folder = tmp_path_factory.mktemp("installed")
-    source = shutil.copytree(SOURCE, folder / "source")
-    offline = ("--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", *offline]
-    done = subprocess.run(
-        [*command, "--target", folder / "site", source], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return folder / "site"
+    return example_installed(tmp_path_factory.mktemp("installed"))
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +117,7 @@ def test_its_author_has_types(site: Path) -> None:
     """Both packages say that they are typed; `make types` checks the example, strictly, against ours."""
     assert (site / "manyhands_debate" / "py.typed").is_file()
     assert files("manyhands").joinpath("py.typed").is_file()
-    tree = ast.parse((SOURCE / "manyhands_debate" / "__init__.py").read_text("utf-8"))
+    tree = ast.parse((EXAMPLE_METHOD / "manyhands_debate" / "__init__.py").read_text("utf-8"))
     (face,) = (
         {alias.name for alias in node.names}
         for node in tree.body
