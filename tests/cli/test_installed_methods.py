@@ -15,6 +15,7 @@ import httpx2
 import pytest
 
 import manyhands
+from manyhands.cli.output import version_of
 from manyhands.cli.solve import EXAMPLE
 from tests.installing import EXAMPLE_METHOD, a_method, environment, example_installed, laid_out, ran
 from tests.warm import COMMAND
@@ -66,6 +67,24 @@ def test_its_trace_is_read_again_and_goes_on(
     assert refused.returncode == 7
     assert "RoundHeard" in refused.stderr
     assert "a method whose distribution is not installed here" in refused.stderr
+
+
+def test_several_ranks_write_the_same(
+    site: Path, solved: tuple[dict[str, Any], Path], tmp_path: Path
+) -> None:
+    """Rank 0 alone has the method; the other one, which has no such thing, makes its passes along."""
+    found, trace = solved
+    ours = tmp_path / "t.jsonl"
+    options = ("--method", "debate", "--rounds", 4, "-n", 3, "--budget", 90)
+    two = ("--device", "cpu", "--ranks", 2, "--memory-tokens", 8192)
+    done = as_json(ran(site, "solve", EXAMPLE, *options, *two, "--json", "--transcript", ours))
+    assert done["text"] == found["text"]
+    events, expected = (one.read_text("utf-8").splitlines()[1:] for one in (ours, trace))
+    assert events == expected
+    assert json.loads(ours.read_text("utf-8").partition("\n")[0])["versions"] == {
+        **{name: version_of(name) for name in ("manyhands", "torch", "transformers")},
+        "manyhands-debate": "1.0",
+    }
 
 
 def test_the_exam_has_it(site: Path, tmp_path: Path) -> None:

@@ -242,7 +242,8 @@ def place_facts(
         "device": engine.facts.device,
         "dtype": engine.facts.dtype,
         "backend": settings.backend,
-        "versions": known | (METHODS.version(method) if method in METHODS else {}),
+        "versions": known
+        | (METHODS.version(method) if method is not None and method in METHODS else {}),
     }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from manyhands.cli.output import version_of
 from manyhands.engine.ranks import processes
 from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.launched import Launched, launched, num_ranks
@@ -225,3 +226,17 @@ def test_a_mistake_of_the_user_reads_as_before_and_leaves_none(tmp_path: Path) -
     assert ended.returncode == InvalidRequest.exit_code
     assert "error: device is 'cuda:1', and 2 ranks share the model" in ended.stderr
     assert not with_log(log)
+
+
+def test_a_command_without_a_model_ends_under_torchrun() -> None:
+    """The other rank waited for a model for five minutes, and was an error then."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    ended = subprocess.run(
+        [*torchrun, "-m", "manyhands", "--version"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == [f"manyhands {version_of('manyhands')}"], "of rank 0 alone"
