@@ -114,6 +114,19 @@ def test_the_server_has_it(site: Path) -> None:
         with httpx2.Client(base_url=url, timeout=60) as client:
             models = [one["id"] for one in client.get("/v1/models").json()["data"]]
             assert "bundled:debate-2" in models
+            (one,) = (
+                one for one in client.get("/v1/methods").json()["data"] if one["id"] == "debate"
+            )
+            assert one["distribution"] == "manyhands-debate 1.0"
+            assert set(one["settings"]) == {"workers", "rounds"}
+            assert one["settings"]["rounds"] == {
+                "type": "integer",
+                "minimum": 1,
+                "maximum": 256,
+                "default": 8,
+                "description": "Rounds, at most.",
+                "by": "option",
+            }
             body: dict[str, Any] = {"messages": [{"role": "user", "content": EXAMPLE}]}
             options = {"method": "debate", "workers": 3, "rounds": 4, "budget": 90}
             asked = {"model": "bundled", **body, "manyhands": options}

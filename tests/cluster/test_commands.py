@@ -38,7 +38,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def emptied(installed_on_nodes: Path) -> Iterator[Path]:
-    """What replicas find installed; nothing again behind the test."""
+    """The folder in which replicas find distributions; empty again behind the test."""
     yield installed_on_nodes
     for one in installed_on_nodes.iterdir():
         shutil.rmtree(one)

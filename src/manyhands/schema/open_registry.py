@@ -208,6 +208,10 @@ class OpenRegistry(Mapping[str, Kind]):
         about: Any = getattr(self[name], "about", "")
         return about if name in self._rows else f"{about} ({self._offers.place(name)})"
 
+    def place(self, name: str) -> str:
+        """The distribution that offers a name, with its version: `my-relay 1.0`; "" of a row."""
+        return "" if name in self._rows else self._offers.place(name)
+
     def version(self, name: str) -> dict[str, str]:
         """The version of the distribution that offers a name, by its own name; none of a row."""
         return {} if name in self._rows else self._offers.version(name)
