@@ -16,6 +16,7 @@ import torch
 
 from manyhands.cli.output import version_of
 from manyhands.engine.ranks import processes
+from manyhands.engine.ranks import world as world_of_ranks
 from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.launched import Launched, launched, num_ranks
 from manyhands.engine.ranks.processes import LOG, Processes, started_beside
@@ -141,6 +142,45 @@ def test_a_device_that_cannot_be_is_said_before_the_others_have_imported(
     assert others is not None
     assert time.monotonic() - began < AT_ONCE
     assert is_gone(others.pid, 0.1)
+
+
+class Others:
+    """Ranks of a stand-in."""
+
+    size = 2
+
+    def __init__(self) -> None:
+        self.pipes, self.is_taken, self.num_ends = list[Any](), False, 0
+
+    def end(self) -> None:
+        self.num_ends += 1
+
+
+def test_a_world_takes_the_ranks_that_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    others: Any = Others()
+    given = list[Any]()
+    monkeypatch.setattr(World, "__init__", lambda self, *each: given.append(each))
+    monkeypatch.setattr(world_of_ranks, "start_others", lambda *_: pytest.fail("they are there"))
+    World.start(2, "cpu", started=others)
+    assert given == [(others.pipes, "cpu", others)]
+    assert others.is_taken, "or a command would end them when the model is loaded"
+    assert not others.num_ends
+
+
+def test_ranks_that_were_begun_when_an_interrupt_came_are_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    others = Others()
+
+    def start(*_: object) -> Others:
+        os.kill(os.getpid(), signal.SIGINT)
+        return others
+
+    monkeypatch.setattr(World, "__init__", lambda *_: pytest.fail("it was interrupted"))
+    monkeypatch.setattr(world_of_ranks, "start_others", start)
+    with pytest.raises(KeyboardInterrupt):
+        World.start(2, "cpu")
+    assert others.num_ends == 1
 
 
 def test_settings_that_ranks_do_not_bear_start_nothing(
