@@ -32,6 +32,7 @@ from manyhands.engine.executor import LocalExecutor, Places
 from manyhands.engine.passes import Passes
 from manyhands.engine.ranks import executor as executor_of_ranks
 from manyhands.engine.ranks.executor import RankedExecutor
+from manyhands.engine.ranks.part import report_of
 from manyhands.engine.ranks.world import LONGEST_END, World
 from manyhands.engine.rebuild import places_of
 from manyhands.errors import InvalidRequest, ModelNotFound, OutOfMemory, RanksFailed
@@ -109,14 +110,15 @@ def test_all_ranks_have_as_much_memory_as_the_one_with_the_least_room(
     world: World, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a CPU each of two takes one half of it: they share the host's memory."""
-    right = executor_of_ranks.report_of
 
     def little(*given: Any) -> dict[str, Any]:
-        return {**right(*given), "tokens": 1024}
+        return {**report_of(*given), "tokens": 1024}
 
     monkeypatch.setattr(executor_of_ranks, "report_of", little)
     facts = ranked(world, small).facts
     assert facts.num_pages * facts.page_size == 512
+    assert world.seconds_starting > 0
+    assert f"started in {world.seconds_starting:.1f} s and ready" in facts.about_ranks
 
 
 # -- runs ------------------------------------------------------------------------------------------
