@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.warm import COMMAND
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE_METHOD = ROOT / "examples" / "your_own_method"
 METHOD = """
 from dataclasses import dataclass, replace
 from manyhands import setting
@@ -44,3 +52,34 @@ def laid_out(
     offered = "".join(["[manyhands.methods]\n", *lines])
     (metadata / "entry_points.txt").write_text(offered, encoding="utf-8")
     (site / f"{module}.py").write_text(source, encoding="utf-8")
+
+
+def example_installed(folder: Path) -> Path:
+    """The example, built and installed by pip into `folder`, without a network; where its modules lie."""
+    source = shutil.copytree(EXAMPLE_METHOD, folder / "source")
+    offline = ("--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", *offline]
+    done = subprocess.run(
+        [*command, "--target", folder / "site", source], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "site"
+
+
+def environment(site: Path) -> dict[str, str]:
+    """That of a process which finds what is installed in `site`, and is offline."""
+    known = os.environ.get("PYTHONPATH", "")
+    paths = os.pathsep.join(filter(None, (str(site), str(ROOT / "src"), known)))
+    return {**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+
+
+def ran(site: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """`manyhands` with these arguments, where `site` is installed."""
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        env=environment(site),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+    )

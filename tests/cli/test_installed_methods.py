@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,31 +15,10 @@ import httpx2
 import pytest
 
 import manyhands
+from manyhands.cli.output import version_of
 from manyhands.cli.solve import EXAMPLE
-from tests.installing import a_method, laid_out
+from tests.installing import EXAMPLE_METHOD, a_method, environment, example_installed, laid_out, ran
 from tests.warm import COMMAND
-
-ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "examples" / "your_own_method"
-
-
-def environment(site: Path) -> dict[str, str]:
-    """That of a process which finds what is installed in `site`, and is offline."""
-    known = os.environ.get("PYTHONPATH", "")
-    paths = os.pathsep.join(filter(None, (str(site), str(ROOT / "src"), known)))
-    return {**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
-
-
-def ran(site: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """`manyhands` with these arguments, where `site` is installed."""
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        env=environment(site),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        stdin=subprocess.DEVNULL,
-    )
 
 
 def as_json(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -52,16 +29,7 @@ def as_json(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example, built and installed by pip into a folder of its own, without a network."""
-    folder = tmp_path_factory.mktemp("installed")
-    source = shutil.copytree(SOURCE, folder / "source")
-    offline = ("--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", *offline]
-    done = subprocess.run(
-        [*command, "--target", folder / "site", source], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return folder / "site"
+    return example_installed(tmp_path_factory.mktemp("installed"))
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +69,24 @@ def test_its_trace_is_read_again_and_goes_on(
     assert "a method whose distribution is not installed here" in refused.stderr
 
 
+def test_several_ranks_write_the_same(
+    site: Path, solved: tuple[dict[str, Any], Path], tmp_path: Path
+) -> None:
+    """Rank 0 alone has the method; the other one, which has no such thing, makes its passes along."""
+    found, trace = solved
+    ours = tmp_path / "t.jsonl"
+    options = ("--method", "debate", "--rounds", 4, "-n", 3, "--budget", 90)
+    two = ("--device", "cpu", "--ranks", 2, "--memory-tokens", 8192)
+    done = as_json(ran(site, "solve", EXAMPLE, *options, *two, "--json", "--transcript", ours))
+    assert done["text"] == found["text"]
+    events, expected = (one.read_text("utf-8").splitlines()[1:] for one in (ours, trace))
+    assert events == expected
+    assert json.loads(ours.read_text("utf-8").partition("\n")[0])["versions"] == {
+        **{name: version_of(name) for name in ("manyhands", "torch", "transformers")},
+        "manyhands-debate": "1.0",
+    }
+
+
 def test_the_exam_has_it(site: Path, tmp_path: Path) -> None:
     task = ("--task", "arithmetic", "--limit", 1, "--count", 2, "--out", tmp_path / "records")
     done = ran(site, "eval", *task, "--method", "debate", "--rounds", 3, "--budgets", "40,80")
@@ -128,6 +114,19 @@ def test_the_server_has_it(site: Path) -> None:
         with httpx2.Client(base_url=url, timeout=60) as client:
             models = [one["id"] for one in client.get("/v1/models").json()["data"]]
             assert "bundled:debate-2" in models
+            (one,) = (
+                one for one in client.get("/v1/methods").json()["data"] if one["id"] == "debate"
+            )
+            assert one["distribution"] == "manyhands-debate 1.0"
+            assert set(one["settings"]) == {"workers", "rounds"}
+            assert one["settings"]["rounds"] == {
+                "type": "integer",
+                "minimum": 1,
+                "maximum": 256,
+                "default": 8,
+                "description": "Rounds, at most.",
+                "by": "option",
+            }
             body: dict[str, Any] = {"messages": [{"role": "user", "content": EXAMPLE}]}
             options = {"method": "debate", "workers": 3, "rounds": 4, "budget": 90}
             asked = {"model": "bundled", **body, "manyhands": options}
@@ -150,7 +149,7 @@ def test_its_author_has_types(site: Path) -> None:
     """Both packages say that they are typed; `make types` checks the example, strictly, against ours."""
     assert (site / "manyhands_debate" / "py.typed").is_file()
     assert files("manyhands").joinpath("py.typed").is_file()
-    tree = ast.parse((SOURCE / "manyhands_debate" / "__init__.py").read_text("utf-8"))
+    tree = ast.parse((EXAMPLE_METHOD / "manyhands_debate" / "__init__.py").read_text("utf-8"))
     (face,) = (
         {alias.name for alias in node.names}
         for node in tree.body

@@ -18,13 +18,20 @@ _STORE = 80 << 20  # bytes of each node's object store, the least that Ray takes
 
 
 @pytest.fixture(scope="session")
-def nodes() -> Iterator[Any]:
+def installed_on_nodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which replicas find installed distributions; empty at first."""
+    return tmp_path_factory.mktemp("nodes")
+
+
+@pytest.fixture(scope="session")
+def nodes(installed_on_nodes: Path) -> Iterator[Any]:
     """The cluster: a head with one core. Tests add nodes and take them away."""
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         patch.setenv("RAY_worker_niceness", "0")  # tests beside it are not to starve it
-        patch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'src'}")
+        paths = (ROOT, ROOT / "src", installed_on_nodes)
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from ray.cluster_utils import Cluster

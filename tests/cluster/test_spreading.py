@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from manyhands.cache.usage import Usage
 from manyhands.cluster.joining import Share
 from manyhands.cluster.replica import News
 from manyhands.cluster.spreading import _FAILED_STARTS, ReplicaLost, Spread
+from manyhands.errors import InvalidRequest
+from manyhands.evaluation.record import Header
 from tests.cluster.made import squares
 
 
@@ -26,10 +29,10 @@ class Method:
 
 
 class FakeRay:
-    """As much of Ray as is used. Only the replicas in `sound` begin; each answers a row at a time."""
+    """As much of Ray as is used. Only the replicas in `sound` begin; each answers a row at a time. `facts` of replicas by their numbers."""
 
-    def __init__(self, sound: set[int]) -> None:
-        self.sound, self.num_actors = sound, 0
+    def __init__(self, sound: set[int], facts: Mapping[int, dict[str, Any]] | None = None) -> None:
+        self.sound, self.num_actors, self.facts = sound, 0, facts or {}
         self.asked: list[tuple[object, int, str, tuple[object, ...]]] = []
         self.rows: dict[int, list[tuple[int, tuple[int, str]]]] = {}
         self.told: dict[int, object] = {}
@@ -61,7 +64,8 @@ class FakeRay:
                 self.rows.setdefault(name, []).extend(arguments[0])  # type: ignore[arg-type]
                 told: object = None
             elif verb == "begin":
-                told = ({}, []) if name in self.sound else RuntimeError("the machine is gone")
+                begun = (self.facts.get(name, {}), list[str]())
+                told = begun if name in self.sound else RuntimeError("the machine is gone")
             elif self.rows.get(name):
                 number, row = self.rows[name].pop(0)
                 told = News([(number, row[0] ** 2)], Usage())
@@ -101,3 +105,46 @@ def test_none_that_can_begin_ends_it() -> None:
         pytest.raises(ReplicaLost, match="the machine is gone"),
     ):
         list(spread.answered([(1, "")]))
+
+
+def header(versions: dict[str, str], model: str = "bundled") -> Header:
+    return Header("t", "debate", "t", 2, (), {}, {}, (), model, versions=versions)
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"dtype": "float16", "header": header({"a": "1"})}, "dtype float16, another one float32"),
+        ({"header": header({"a": "1"})}, "dtype None, another one float32"),
+        ({"dtype": "float32", "header": header({"a": "2"})}, "header.versions.a 2, another one 1"),
+        (
+            {"dtype": "float32", "header": header({})},
+            "header.versions.a None, another one 1",
+        ),
+        (
+            {"dtype": "float32", "header": header({"a": "1", "b": "3"})},
+            "header.versions.b 3, another one None",
+        ),
+        (
+            {"dtype": "float32", "header": header({"a": "1"}, "mine")},
+            "header.model mine, another one bundled",
+        ),
+    ],
+)
+def test_machines_that_differ_are_told_in_what(other: dict[str, Any], told: str) -> None:
+    """Whole headers were told, of which one word differed."""
+    first = {"dtype": "float32", "header": header({"a": "1"})}
+    ray = FakeRay({1, 2}, {1: first, 2: other})
+    with (
+        Spread(ray, Share(2, 1.0, 0.0), squares, concurrency=2) as spread,
+        pytest.raises(InvalidRequest) as raised,
+    ):
+        list(spread.answered((n, "") for n in range(40)))
+    assert str(raised.value) == f"a machine of the cluster has {told}"
+
+
+def test_machines_that_are_equal_answer() -> None:
+    facts = {n: {"header": header({"a": "1"})} for n in (1, 2)}
+    with Spread(FakeRay({1, 2}, facts), Share(2, 1.0, 0.0), squares, concurrency=2) as spread:
+        found = dict(spread.answered((n, "") for n in range(40)))
+    assert found == {(n, ""): n * n for n in range(40)}

@@ -24,6 +24,8 @@ from starlette.routing import Route
 
 from manyhands.server import page
 from manyhands.server.records import RETRY, Record, encoded, sent_event
+from manyhands.strategies.methods import METHODS
+from manyhands.strategies.requests import methods_told
 
 
 class PageServer:
@@ -38,11 +40,13 @@ class PageServer:
         self.break_after: int | None = None  # a stream breaks off behind this record, once
         self.key: str | None = None
         self.model = "bundled"
+        self.methods = methods_told(METHODS.rows)
         self.keeps_models = False  # it does not tell them until this is over
         routes = [
             Route("/", self.file),
             Route("/page/{name}", self.file),
             Route("/v1/models", self.models),
+            Route("/v1/methods", self.list_methods),
             Route("/metrics", self.metrics),
             Route("/v1/runs", self.list_runs, methods=["GET"]),
             Route("/v1/runs", self.begin, methods=["POST"]),
@@ -90,6 +94,9 @@ class PageServer:
         while self.keeps_models:
             await asyncio.sleep(0.005)
         return self.refusal(request) or JSONResponse({"data": [{"id": self.model}]})
+
+    async def list_methods(self, request: Request) -> Response:
+        return self.refusal(request) or JSONResponse(self.methods)
 
     async def metrics(self, request: Request) -> Response:
         return Response("manyhands:kv_cache_usage_perc 0.031\n", media_type="text/plain")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,13 @@ from hypothesis import strategies as st
 from starlette.routing import Route
 
 import manyhands
+from manyhands.schema.choosing import choosable
+from manyhands.schema.openai import InvalidField
 from manyhands.server.app import make_app
+from manyhands.server.asked import Served, understand_run
 from manyhands.server.openapi import description
-from tests.server.house import NAME, House, make_house, running
+from manyhands.strategies.methods import METHODS
+from tests.server.house import NAME, TEXT, House, make_house, running
 
 DESCRIPTION = description()
 SCHEMAS = DESCRIPTION["components"]["schemas"]
@@ -149,3 +154,48 @@ def test_models_by_odd_names(client: httpx2.Client) -> None:
         answer = client.get(f"/v1/models/{name}")
         assert answer.status_code in (400, 404)
         assert answer.json()["error"]["message"]
+
+
+# -- methods ---------------------------------------------------------------------------------------
+
+
+def beyond(schema: dict[str, Any]) -> Iterator[Any]:
+    """Values that a schema refuses: one beyond each bound, a word that is none of those listed, and another type."""
+    yield {"a": {}}
+    whole = schema.get("items", schema)
+    found = [whole[word] - 1 for word in ("minimum",) if word in whole]
+    found += [whole[word] + 1 for word in ("maximum",) if word in whole]
+    found += [whole[word] for word in ("exclusiveMinimum", "exclusiveMaximum") if word in whole]
+    for value in found:
+        yield [value] if "items" in schema else value
+    if "enum" in schema:
+        yield "no such word"
+
+
+def test_methods_are_told_with_settings_that_a_run_takes(client: httpx2.Client) -> None:
+    served = Served(NAME, TEXT)
+    told = client.get("/v1/methods").json()
+    assert [one["id"] for one in told["data"]] == [*METHODS.working()]
+    num_beyond = 0
+    for one, common in zip(told["data"], chain([told["settings"]], repeat({})), strict=False):
+        assert one["about"] == METHODS[one["id"]].about
+        for path, schema in {**common, **one["settings"]}.items():
+            body = {"problem": "a", "method": one["id"], path: schema["default"]}
+            spec = understand_run(body, served).spec
+            assert spec is not None
+            known = choosable(spec.settings)[path]
+            assert known.setting.by == schema["by"]
+            assert schema["description"].startswith(known.setting.help)
+            for value in beyond(schema):
+                with pytest.raises(InvalidField) as refused:
+                    understand_run({**body, path: value}, served)
+                assert path.rpartition(".")[2] in refused.value.param
+                num_beyond += 1
+    assert num_beyond > 100
+
+
+def test_methods_that_the_network_does_not_bear_are_not_told() -> None:
+    served = Served(NAME, TEXT, only_forks=True)
+    told = [one["id"] for one in served.methods["data"]]
+    assert "hogwild" not in told
+    assert {alias.partition(":")[2].partition("-")[0] for alias in served.models[1:]} == {*told}

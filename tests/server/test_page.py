@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ from typing import Any
 import pytest
 
 from manyhands.replay.retold import empty_account
+from manyhands.schema.setting import setting
 from manyhands.server.page import document
 from manyhands.server.records import Record
 from manyhands.server.view import records_of
 from manyhands.strategies.methods import METHODS
+from manyhands.strategies.requests import methods_told
+from manyhands.strategies.settings import Settings
 from tests.server.browser import Visit, browser_path, launched
 from tests.server.page_server import PageServer
 from tests.server.scripted_runs import (
@@ -695,6 +699,78 @@ def test_a_model_that_was_trained_to_part_is_run_as_it_was_trained(
     page.wait_for_selector(".hello :text('bundled')")
     of_others = {"profiled", "async_reasoning", "async_think"}  # it was not taught these
     assert page.locator(".method-card:visible").count() == len(METHODS.keys() - of_others)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundSettings(Settings):
+    """Settings of a method that this package does not have: a field of each kind."""
+
+    workers: int = setting(3, "How many sit there.", at_least=2, at_most=5)
+    most_rounds: int = setting(8, "Rounds, at most.", at_least=1, at_most=256)
+    patience: float | None = setting(None, "Seconds.", above=0, unset="no bound")
+    tone: str = setting("kind", "How they talk.", one_of=("kind", "rough"))
+    is_open: bool = setting(False, "Whether others join.")
+    motto: str = setting("", "What stands above them.")
+    seats: tuple[int, ...] = setting((), "Who sits where.")
+    rare: int = setting(1, "For --set alone.", by="set")
+
+
+def test_an_installed_method_is_offered_with_its_settings(
+    visit: Opens, server: PageServer, team: ScriptedRun
+) -> None:
+    """The form had the methods of this package alone, and all of them, whatever the server has."""
+    about = "all speak <b>in turns</b>"
+    table = replace(METHODS["hogwild"], name="round_table", about=about, settings=RoundSettings)
+    others = {name: METHODS[name] for name in METHODS.rows if name != "branches"}
+    usual, server.methods = server.methods, methods_told({**others, "round_table": table})
+    server.begun, server.model = live(team), "Qwen3-8B"
+    server.posted.clear()
+    seen = visit(server.address)
+    page = seen.page
+    try:
+        page.wait_for_selector(".method-card:has-text('Round table')")
+        assert about in page.inner_text(".method-card:has-text('Round table')")
+        assert not page.is_visible(".method-card:has-text('Branches')")
+        assert page.locator(".numbers :text('Most rounds')").count() == 0
+        page.click(".method-card:has-text('Round table')")
+        assert words_of(page, ".numbers > :not([hidden]) label") == [
+            "Workers", "Budget, in passes", "Most rounds", "Patience", "Tone", "Is open", "Motto",
+        ]  # fmt: skip
+        assert page.get_attribute("#new-setting-most_rounds", "title") == "Rounds, at most."
+        assert page.input_value("#new-workers") == "3"
+        page.fill("#new-workers", "6")
+        is_sound = "document.querySelector('form.new').checkValidity()"
+        assert page.evaluate(is_sound) is False, "five sit there at most"
+        page.fill("#new-workers", "2")
+        page.fill("#new-setting-most_rounds", "257")
+        assert page.evaluate(is_sound) is False
+        page.fill("#new-setting-most_rounds", "12")
+        page.select_option("#new-setting-tone", "rough")
+        page.select_option("#new-setting-is_open", "true")
+        page.click("button.primary")
+        page.wait_for_selector(".column")
+        asked = server.posted[0][2]
+        assert asked == {
+            "problem": asked["problem"], "method": "round_table", "budget": 2048, "workers": 2,
+            "most_rounds": 12, "tone": "rough", "is_open": True, "motto": "",
+        }  # fmt: skip
+        page.goto(server.address)
+        page.wait_for_selector(".method-card:has-text('Round table')")
+        page.click(".method-card:has-text('Team')")
+        assert page.locator(".numbers :text('Most rounds')").count() == 0
+        page.click(".method-card:has-text('Round table')")
+        page.fill("#new-setting-patience", "0.5")
+        server.posted.clear()
+        page.click("button.primary")
+        page.wait_for_selector(".column")
+        assert server.posted[0][2]["patience"] == 0.5
+        assert server.posted[0][2]["workers"] == 3
+    finally:
+        server.methods = usual
+    page.goto(server.address)
+    page.reload()
+    page.wait_for_selector(".hello :text('Qwen3-8B')")
+    assert page.locator(".method-card:visible").count() == len(METHODS.rows)
 
 
 def test_methods_by_prompt_are_offered_and_drawn_as_what_they_are(

@@ -51,7 +51,7 @@ try:
         number_of,
         word_for,
     )
-    from manyhands.engine.ranks.other_rank import follow_if_other
+    from manyhands.engine.ranks.other_rank import follow_if_other, let_others_go
     from manyhands.errors import InvalidRequest, OutOfMemory
 except KeyboardInterrupt:  # Ctrl-C this early: nothing has begun, so nothing is put away
     os.write(2, b"interrupted\n")
@@ -117,6 +117,10 @@ def main() -> None:
         if sys.argv[1:2] != ["train"]:
             follow_if_other()
         app(prog_name="manyhands")
+    except SystemExit as end:
+        if not end.code and sys.argv[1:2] != ["train"]:  # where it is an error torchrun ends them
+            let_others_go()
+        raise
     except InvalidRequest as error:  # of torchrun's settings: no command has begun
         os.write(2, f"error: {error}\n{error.hint}\n".encode())
         sys.exit(error.exit_code)

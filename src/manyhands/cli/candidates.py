@@ -145,7 +145,13 @@ def exam_answers(
     """A method's candidate in a replica. Its facts are the header of the records, but for the date."""
     from manyhands.cluster.replica import Answers
 
-    method = EXAM_METHODS[options.method]
+    try:
+        method = EXAM_METHODS[options.method]
+    except KeyError as error:
+        raise InvalidRequest(
+            f"a machine of the cluster has no method {options.method!r}",
+            hint="install its distribution on all of them, in the environment in which `ray start` was called",
+        ) from error
     candidate, header = method_candidate(options, method, budgets, samples, protocol)
     return Answers(
         lambda asked: ((one.asked, one) for one in candidate.answered(asked)),
@@ -187,7 +193,7 @@ def method_candidate(
         check_forks(method, settings)
     spec = RunSpec(method, settings, prompt, context=engine.facts.max_positions)
     tree = None if options.cache is None else engine.prefixes
-    place = place_facts(engine, options)
+    place = place_facts(engine, options, method.name)
     traced = {"model": model, **place} if options.traces else None
     candidate = MethodCandidate(engine, text, spec, options.concurrency, watched, tree, traced)
     if options.quantise != "auto":  # other numbers are another model

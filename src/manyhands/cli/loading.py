@@ -224,10 +224,14 @@ def _adapter_of(settings: ModelSettings) -> str | None:
     return None if settings.lora is None else str(Path(settings.lora).expanduser().resolve())
 
 
-def place_facts(engine: Engine, settings: ModelSettings) -> dict[str, Any]:
-    """Where and with what a run is computed, for its trace."""
+def place_facts(
+    engine: Engine, settings: ModelSettings, method: str | None = None
+) -> dict[str, Any]:
+    """Where and with what a run is computed, for its trace; of an installed method its distribution's version, too."""
     from manyhands.cli.output import version_of
+    from manyhands.strategies.methods import METHODS
 
+    known = {name: version_of(name) for name in ("manyhands", "torch", "transformers")}
     return {
         "lora": _adapter_of(settings),
         "weights": settings.weights,
@@ -238,7 +242,8 @@ def place_facts(engine: Engine, settings: ModelSettings) -> dict[str, Any]:
         "device": engine.facts.device,
         "dtype": engine.facts.dtype,
         "backend": settings.backend,
-        "versions": {name: version_of(name) for name in ("manyhands", "torch", "transformers")},
+        "versions": known
+        | (METHODS.version(method) if method is not None and method in METHODS else {}),
     }
 
 

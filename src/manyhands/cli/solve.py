@@ -91,7 +91,7 @@ def solve(options: SolveOptions) -> None:
                 header = {
                     "model": model,
                     "vocabulary": text.vocabulary,
-                    **place_facts(engine, options),
+                    **place_facts(engine, options, spec.method.name),
                     **spec.to_plain(),
                 }
                 strategy = record(strategy, header, file.write)

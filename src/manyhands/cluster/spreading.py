@@ -17,8 +17,8 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Generic, TypeVar
 
 from manyhands.cache.usage import Usage
@@ -221,13 +221,28 @@ class Spread(Generic[Row, Told]):
 
 def _check_same(facts: dict[str, Any], first: dict[str, Any]) -> None:
     """Answers of one file come from one model."""
-    differs = [name for name in first if facts.get(name) != first[name]]
-    if differs:
-        name = differs[0]
+    found = _difference("", {name: facts.get(name) for name in first}, first)
+    if found is not None:
+        name, here, there = found
         raise InvalidRequest(
-            f"a machine of the cluster has {name} {facts.get(name)}, another one {first[name]}",
+            f"a machine of the cluster has {name} {here}, another one {there}",
             hint="install the same packages and put the same model on all of them",
         )
+
+
+def _difference(name: str, here: Any, there: Any) -> tuple[str, Any, Any] | None:
+    """The first part in which two facts differ, by its dotted path, as each has it; None if they are equal."""
+    if here == there:
+        return None
+    pairs = [vars(each) if is_dataclass(each) else each for each in (here, there)]
+    if not all(isinstance(each, Mapping) for each in pairs):
+        return name, here, there
+    one, other = pairs
+    for part in [*other, *(part for part in one if part not in other)]:
+        path = f"{name}.{part}" if name else str(part)
+        if (found := _difference(path, one.get(part), other.get(part))) is not None:
+            return found
+    return name, here, there
 
 
 def _reason(error: Exception) -> str:

@@ -14,6 +14,7 @@ from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from manyhands.errors import InvalidRequest
+from manyhands.schema.plain import to_plain
 from manyhands.schema.setting import Setting, settings_of
 
 Settings = TypeVar("Settings")
@@ -32,6 +33,30 @@ class Choosable:
     def flag(self) -> str:
         """The option on the command line that stands for it."""
         return self.setting.names[0] if self.setting.names else flag_of(self.path)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The setting as JSON Schema: type, bounds or words, default and help, for programs that ask for it over HTTP."""
+        options = [option for option in get_args(self.kind) if option is not NoneType]
+        is_open = NoneType in get_args(self.kind)
+        found: dict[str, Any] = dict(_SHAPES[options[0] if is_open else self.kind])
+        bounded: dict[str, Any] = {
+            word: bound
+            for word, name in _BOUNDS.items()
+            if (bound := getattr(self.setting, name)) is not None
+        }
+        if self.setting.one_of:
+            bounded["enum"] = [*self.setting.one_of, *([None] if is_open else [])]
+        if "items" in found:
+            found["items"] = found["items"] | bounded
+        else:
+            found |= bounded
+        if is_open:
+            found["type"] = [found["type"], "null"]
+        help = self.setting.help
+        if self.setting.unset:
+            help += f" Unset: {self.setting.unset}."
+        return {**found, "default": to_plain(self.default), "description": help}
 
 
 def flag_of(path: str) -> str:
@@ -140,6 +165,22 @@ _READERS: Mapping[Any, Reader] = {
     str: Reader(str, "a text", "a"),
     tuple[int, ...]: Reader(_numbers, "numbers with commas between them", "100,200"),
     Mapping[int, float]: Reader(_numbers_by_number, "pairs with commas between them", "7:-5,8:2"),
+}
+
+_SHAPES: Mapping[Any, Mapping[str, Any]] = {
+    bool: {"type": "boolean"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    str: {"type": "string"},
+    tuple[int, ...]: {"type": "array", "items": {"type": "integer"}},
+    Mapping[int, float]: {"type": "object", "additionalProperties": {"type": "number"}},
+}
+# Words of JSON Schema, and the bounds of a Setting that they stand for.
+_BOUNDS = {
+    "minimum": "at_least",
+    "maximum": "at_most",
+    "exclusiveMinimum": "above",
+    "exclusiveMaximum": "below",
 }
 
 

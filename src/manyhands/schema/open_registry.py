@@ -121,6 +121,11 @@ class Offers(Generic[Kind]):
         """The distribution of a name that is offered, with its version: `my-relay 1.0`."""
         return _distribution(self._entries[name][0])
 
+    def version(self, name: str) -> dict[str, str]:
+        """The version of the distribution of a name that is offered: `{"my-relay": "1.0"}`; none where it is unknown."""
+        found = self._entries[name][0].dist
+        return {} if found is None else {found.name: found.version}
+
     def _import(self, name: str, entries: list[EntryPoint]) -> Kind:
         first = entries[0]
         called = f"the {self.noun} {name!r} of {_place(first)}"
@@ -202,6 +207,14 @@ class OpenRegistry(Mapping[str, Kind]):
         """The one line of a row, and of what is installed the distribution, too. Raises as `registry[name]` does."""
         about: Any = getattr(self[name], "about", "")
         return about if name in self._rows else f"{about} ({self._offers.place(name)})"
+
+    def place(self, name: str) -> str:
+        """The distribution that offers a name, with its version: `my-relay 1.0`; "" of a row."""
+        return "" if name in self._rows else self._offers.place(name)
+
+    def version(self, name: str) -> dict[str, str]:
+        """The version of the distribution that offers a name, by its own name; none of a row."""
+        return {} if name in self._rows else self._offers.version(name)
 
     def beside(self, rows: Mapping[str, Kind]) -> OpenRegistry[Kind]:
         """The same, with more rows behind those of this package."""

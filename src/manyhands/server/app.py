@@ -85,6 +85,7 @@ def make_app(
         Route("/openapi.json", openapi),
         Route("/v1/models", models),
         Route("/v1/models/{model:path}", model),
+        Route("/v1/methods", methods),
         Route(CHAT, chat.chat, methods=["POST"]),
         Route(PLAIN, chat.completions, methods=["POST"]),
         Route(RESPONSES, responses.create, methods=["POST"]),
@@ -158,6 +159,11 @@ async def model(request: Request) -> Response:
         said = f"there is no model {shown(name)}; GET /v1/models lists those that there are"
         raise Refusal(404, said, code="model_not_found", param="model")
     return JSONResponse(_model(front, name))
+
+
+async def methods(request: Request) -> Response:
+    """`GET /v1/methods`: what can be asked for as a method, and with which settings."""
+    return JSONResponse(front_of(request).served.methods)
 
 
 def _model(front: Front, name: str) -> dict[str, Any]:

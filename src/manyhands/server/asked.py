@@ -15,6 +15,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from manyhands.cache.prefixes import PrefixTree
@@ -52,6 +53,8 @@ from manyhands.strategies.requests import (
     about,
     aliases,
     is_model,
+    methods_told,
+    offered,
     placed,
     prompts_of,
     read_model,
@@ -108,6 +111,11 @@ class Served:
     def models(self) -> tuple[str, ...]:
         """Names that can be asked for: the model's own, and one for each method that it bears as it comes."""
         return (self.name, *aliases(self.name, only_forks=self.only_forks))
+
+    @cached_property
+    def methods(self) -> dict[str, Any]:
+        """The methods that it bears as they come, with their settings, as `GET /v1/methods` tells them."""
+        return methods_told(offered(only_forks=self.only_forks))
 
     def has(self, name: str) -> bool:
         """Whether a request may call the model so: also by an alias with another number of workers than those of `models`."""

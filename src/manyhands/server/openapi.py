@@ -27,6 +27,7 @@ _GETS = {
     "/openapi.json": "This description.",
     "/v1/models": "The model, and an alias for each method.",
     "/v1/models/{model}": "One of them.",
+    "/v1/methods": "The methods, those of installed distributions too, with their settings as JSON Schema.",
     "/v1/runs": "The runs of this key.",
     "/v1/runs/{run}": "One of them.",
     "/v1/runs/{run}/events": "Its records, as server-sent events.",

@@ -327,15 +327,51 @@ def _check_effort(method: Method, request: ChatRequest, text: Text) -> None:
         )
 
 
+def offered(*, only_forks: bool = False) -> dict[str, Method]:
+    """The methods that can be asked for, installed ones too; `only_forks`: that, as they come, read a block behind one text alone."""
+    return {
+        name: method
+        for name, method in METHODS.working().items()
+        if not only_forks or method.forks(method.settings())
+    }
+
+
+def methods_told(methods: Mapping[str, Method]) -> dict[str, Any]:
+    """The methods as plain data: what each is, and its settings as JSON Schema, by the names that a request has for them.
+
+    `settings` beside the list are those that every method has; among its own are those that it declares otherwise.
+    """
+    common = _schemas(Settings())
+    told = [
+        {
+            "id": name,
+            "object": "method",
+            "about": method.about,
+            "distribution": METHODS.place(name) if name in METHODS else "",
+            "listens": method.listens,
+            "settings": {
+                path: schema
+                for path, schema in _schemas(method.settings()).items()
+                if common.get(path) != schema
+            },
+        }
+        for name, method in methods.items()
+    ]
+    return {"object": "list", "data": told, "settings": common}
+
+
+def _schemas(settings: Settings) -> dict[str, dict[str, Any]]:
+    """The settings that a request can name, by their paths."""
+    return {path: {**one.schema, "by": one.setting.by} for path, one in choosable(settings).items()}
+
+
 def aliases(model: str, *, only_forks: bool = False) -> list[str]:
     """The names under which `model` can be asked for with a method, the most useful of each method.
 
     `only_forks`: methods that, as they come, read a block behind one text alone.
     """
     found = []
-    for method in METHODS.working().values():
-        if only_forks and not method.forks(method.settings()):
-            continue
+    for method in offered(only_forks=only_forks).values():
         usual = getattr(method.settings(), "workers", 0)
         sizes = [size for size in sorted({usual, 4}) if _takes(method, size)] if usual else []
         found += [f"{model}:{method.name}-{size}" for size in sizes] or [f"{model}:{method.name}"]

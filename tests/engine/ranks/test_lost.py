@@ -412,6 +412,52 @@ def test_an_error_of_ours_behind_the_telling_is_a_lost_rank(
         world.check()
 
 
+AT = np.arange(3)
+# Each verb, asked for, and what the other ranks hear of it here; what passes are is told from within (`told.py`).
+VERBS: dict[str, tuple[Callable[[Any], object], Verb | None]] = {
+    "run": (lambda executor: executor.run(None), None),
+    "go_on": (lambda executor: executor.go_on((), ()), None),
+    "record_ahead": (lambda executor: executor.record_ahead(lambda done, whole: None), None),
+    "logits": (lambda executor: executor.logits(None), None),
+    "move": (lambda executor: executor.move([]), Verb.MOVE),
+    "write_keys": (lambda executor: executor.write_keys(None, AT, (AT, AT)), Verb.WRITE_KEYS),
+    "replay": (lambda executor: executor.replay(None), Verb.REPLAY),
+    "make_up": (lambda executor: executor.make_up((AT, AT), 1), Verb.MAKE_UP),
+    "fingerprint": (lambda executor: executor.fingerprint(), Verb.FINGERPRINT),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_is_told_first_and_made_as_a_whole(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outside of a whole, an interrupt or another thread's verb comes between what is told and what is made."""
+    world, theirs = a_world(monkeypatch)
+    ask, expected = VERBS[verb]
+    heard = OtherEnd(theirs, 1, 2)
+    assert heard.next()[0] is Verb.JOIN
+    executor: Any = object.__new__(RankedExecutor)
+    executor.world = world
+    executor._check_place = lambda **_: None
+    made = list[bool]()
+
+    def make(*_: Any, **__: Any) -> None:
+        made.append(world._in_verb.is_set())
+        assert heard.comes(0.0) is (expected is not None)
+
+    for name in ("pack_merged", "pack_moves"):
+        monkeypatch.setattr(executor_of_ranks, name, lambda _: [])
+    monkeypatch.setattr(executor_of_ranks, "fingerprint_of_all", make)
+    for name in VERBS:
+        monkeypatch.setattr(LocalExecutor, name, make)
+    ask(executor)
+    assert made == [True]
+    assert not world._in_verb.is_set()
+    if expected is not None:
+        assert heard.next()[0] is expected
+    assert not heard.comes(0.0)
+
+
 def test_ranks_that_are_lost_while_a_run_comes_back_are_no_runs_own_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -536,6 +582,67 @@ def test_recordings_go_out_of_the_frames_of_an_error(
         follows(world, passes, is_seen=is_seen)
     assert order == ["aborted", "left"]
     assert not forced.is_set()
+
+
+def test_an_error_of_ours_of_a_lost_rank_lets_its_recordings_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Numbers that went with the rank are found in the midst of a pass, whose frames hold its recording."""
+    world, _ = a_world(monkeypatch)
+    graph, is_held = list[weakref.ref[Graph]](), list[bool]()
+    on_a_gpu(monkeypatch, world, lambda: is_held.append(graph[0]() is not None))
+    monkeypatch.setattr(world_of_ranks, "LONGEST_END", 5.0)
+
+    def reads() -> None:
+        replayed = Graph()
+        graph.append(weakref.ref(replayed))
+        world.lost = "rank 1 of 2 has ended"
+        raise ManyhandsError("the logits are no numbers")
+
+    with pytest.raises(RanksFailed, match="rank 1 of 2 has ended"), world.whole():
+        reads()
+    assert is_held == [False]
+
+
+def test_a_rank_that_leaves_when_it_is_told_to_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its pipe ends while rank 0 leaves the group: an abort in the midst of that is none of an end that all agree on."""
+    world, theirs = a_world(monkeypatch)
+    aborted = list[bool]()
+    on_a_gpu(monkeypatch, world, lambda: aborted.append(True))
+    monkeypatch.setattr(world_of_ranks, "LONGEST_END", 20.0)
+
+    def leave() -> None:
+        theirs.close()
+        time.sleep(0.5)
+
+    monkeypatch.setattr(world_of_ranks, "leave_group", leave)
+    world.end()
+    assert aborted == []
+    with pytest.raises(RanksFailed, match="were ended already"):
+        world.check()
+
+
+def test_what_ends_with_a_rank_is_given_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a failed rank come its words and then the end of its pipe; two threads would drop recordings at the same time."""
+    world, theirs = a_world(monkeypatch)
+    given_up, both = list[str](), threading.Event()
+    monkeypatch.setattr(world, "_give_up", lambda: given_up.append(threading.current_thread().name))
+    right = world._ended
+
+    def ended(rank: int, reason: str) -> None:
+        right(rank, reason)
+        if len(world._ends) == 2:
+            both.set()
+
+    monkeypatch.setattr(world, "_ended", ended)
+    OtherEnd(theirs, 1, 2).report(failed="it has had enough")
+    theirs.close()
+    assert both.wait(10)
+    time.sleep(0.1)
+    assert len(given_up) == 1
+    world.end()
 
 
 def test_an_end_that_does_not_come_ends_the_process(

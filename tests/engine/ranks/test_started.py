@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +16,15 @@ from typing import Any
 import pytest
 import torch
 
+from manyhands.cli.output import version_of
 from manyhands.engine.ranks import processes
+from manyhands.engine.ranks import world as world_of_ranks
+from manyhands.engine.ranks.channel import FirstEnd, OtherEnd, Verb
 from manyhands.engine.ranks.executor import RankedExecutor
+from manyhands.engine.ranks.group import Store, open_store
 from manyhands.engine.ranks.launched import Launched, launched, num_ranks
 from manyhands.engine.ranks.processes import LOG, Processes, started_beside
-from manyhands.engine.ranks.world import World
+from manyhands.engine.ranks.world import World, heard_by_torchrun, say_there_is_no_model
 from manyhands.errors import InvalidRequest, RanksFailed
 from manyhands.model.settings import ModelSettings
 from tests.engine.ranks.test_processes import WORKS, is_gone
@@ -142,6 +148,104 @@ def test_a_device_that_cannot_be_is_said_before_the_others_have_imported(
     assert is_gone(others.pid, 0.1)
 
 
+class Others:
+    """Ranks of a stand-in."""
+
+    size = 2
+
+    def __init__(self) -> None:
+        self.pipes, self.is_taken, self.num_ends = list[Any](), False, 0
+
+    def end(self) -> None:
+        self.num_ends += 1
+
+
+def test_a_world_takes_the_ranks_that_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    others: Any = Others()
+    given = list[Any]()
+    monkeypatch.setattr(World, "__init__", lambda self, *each: given.append(each))
+    monkeypatch.setattr(world_of_ranks, "start_others", lambda *_: pytest.fail("they are there"))
+    World.start(2, "cpu", started=others)
+    assert given == [(others.pipes, "cpu", others)]
+    assert others.is_taken, "or a command would end them when the model is loaded"
+    assert not others.num_ends
+
+
+def test_ranks_that_were_begun_when_an_interrupt_came_are_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    others = Others()
+
+    def start(*_: object) -> Others:
+        os.kill(os.getpid(), signal.SIGINT)
+        return others
+
+    monkeypatch.setattr(World, "__init__", lambda *_: pytest.fail("it was interrupted"))
+    monkeypatch.setattr(world_of_ranks, "start_others", start)
+    with pytest.raises(KeyboardInterrupt):
+        World.start(2, "cpu")
+    assert others.num_ends == 1
+
+
+def test_under_torchrun_a_world_takes_the_ranks_that_it_has_started(
+    torchrun: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, pipes = list[Any](), list[Any]()
+    monkeypatch.setattr(World, "__init__", lambda self, *each: given.append(each))
+    monkeypatch.setattr(world_of_ranks, "_pipes_by_torchrun", lambda found: pipes)
+    monkeypatch.setattr(world_of_ranks, "start_others", lambda *_: pytest.fail("they are there"))
+    World.start(2, "cpu")
+    assert given == [(pipes, "cpu")]
+
+
+@pytest.mark.parametrize("has_model", [True, False])
+def test_ranks_of_torchrun_meet_where_rank_0_says(has_model: bool) -> None:
+    """Its last word is that there is no model; where it has named a place before, that stays."""
+    host = "127.0.0.1"
+    kept = open_store(2)
+    first, other = (Launched(rank, 2, host, kept.port) for rank in range(2))
+    found = list[OtherEnd | None]()
+    waiting = threading.Thread(target=lambda: found.append(heard_by_torchrun(other)))
+    waiting.start()
+    if has_model:
+        FirstEnd(world_of_ranks._pipes_by_torchrun(first)).tell(Verb.MOVE)
+    say_there_is_no_model(first)
+    waiting.join(20)
+    (heard,) = found
+    assert (heard is not None) is has_model
+    if heard is not None:
+        assert heard.next()[0] is Verb.MOVE
+        place = Store(host, kept.port, 2, is_master=False).get(world_of_ranks._PLACE)
+        assert json.loads(place) is not None
+
+
+@pytest.mark.parametrize("error", [None, InvalidRequest("no such model"), KeyboardInterrupt()])
+def test_ranks_go_with_their_model(
+    error: BaseException | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one that nothing refers to any more, and with one that is not loaded."""
+    world = Others()
+
+    class Loaded:
+        pass
+
+    def load(*_: object, **__: object) -> tuple[Loaded, None]:
+        if error is not None:
+            raise error
+        return Loaded(), None
+
+    monkeypatch.setattr(World, "start", lambda *_, **__: world)
+    monkeypatch.setattr(RankedExecutor, "on", load)
+    if error is None:
+        executor, _ = RankedExecutor.load(TWO)
+        assert not world.num_ends
+        del executor
+    else:
+        with pytest.raises(type(error)):
+            RankedExecutor.load(TWO)
+    assert world.num_ends == 1
+
+
 def test_settings_that_ranks_do_not_bear_start_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -225,3 +329,17 @@ def test_a_mistake_of_the_user_reads_as_before_and_leaves_none(tmp_path: Path) -
     assert ended.returncode == InvalidRequest.exit_code
     assert "error: device is 'cuda:1', and 2 ranks share the model" in ended.stderr
     assert not with_log(log)
+
+
+def test_a_command_without_a_model_ends_under_torchrun() -> None:
+    """The other rank waited for a model for five minutes, and was an error then."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    ended = subprocess.run(
+        [*torchrun, "-m", "manyhands", "--version"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == [f"manyhands {version_of('manyhands')}"], "of rank 0 alone"

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,10 +28,13 @@ from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.cli.options import SolveOptions
 from manyhands.engine.engine import Engine
-from manyhands.engine.executor import Places
+from manyhands.engine.executor import LocalExecutor, Places
 from manyhands.engine.passes import Passes
+from manyhands.engine.ranks import executor as executor_of_ranks
 from manyhands.engine.ranks.executor import RankedExecutor
+from manyhands.engine.ranks.part import report_of
 from manyhands.engine.ranks.world import LONGEST_END, World
+from manyhands.engine.rebuild import places_of
 from manyhands.errors import InvalidRequest, ModelNotFound, OutOfMemory, RanksFailed
 from manyhands.model.settings import ModelSettings
 from manyhands.prompts import BranchPrompt
@@ -102,6 +106,21 @@ def test_every_family_gives_what_one_process_gives(name: str, world: World, tmp_
     assert two.facts.token_bytes == one.facts.token_bytes // shared
 
 
+def test_all_ranks_have_as_much_memory_as_the_one_with_the_least_room(
+    world: World, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU each of two takes one half of it: they share the host's memory."""
+
+    def little(*given: Any) -> dict[str, Any]:
+        return {**report_of(*given), "tokens": 1024}
+
+    monkeypatch.setattr(executor_of_ranks, "report_of", little)
+    facts = ranked(world, small).facts
+    assert facts.num_pages * facts.page_size == 512
+    assert world.seconds_starting > 0
+    assert f"started in {world.seconds_starting:.1f} s and ready" in facts.about_ranks
+
+
 # -- runs ------------------------------------------------------------------------------------------
 
 
@@ -162,6 +181,42 @@ def test_preempted_runs_come_back(world: World, small: Path) -> None:
     two = ranked(world, small, memory_tokens=640, overcommit=3.0)
     assert answers(two) == answers(alone(small, memory_tokens=8192))
     assert two.num_preemptions > 0
+
+
+def test_runs_that_read_found_prompts_come_back(world: World, small: Path) -> None:
+    """Keys of a prompt that the tree has are read where they lie, by each rank in its own memory."""
+
+    def make(engine: Engine) -> list[Strategy]:
+        prompt = Prompt(tuple(range(3, 43)))
+        settings = [SharedSettings(max_tokens=24, choice=SAMPLED, seed=seed) for seed in range(4)]
+        return [shared_prefix([prompt], TEXT, each, tree=engine.prefixes) for each in settings]
+
+    one = alone(small, memory_tokens=8192)
+    two = ranked(world, small, memory_tokens=144, overcommit=4.0)
+    expected = [answer.text for answer in one.run_all(make(one))]
+    assert [answer.text for answer in two.run_all(make(two))] == expected
+    assert two.num_preemptions > 0
+
+
+def test_each_rank_makes_up_its_own_heads(
+    world: World, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two, block = ranked(world, small, memory_tokens=512), Block()
+    two.forward(Step([Row(View([block]), PROMPT)]))
+    places = places_of(block, 0, len(PROMPT), two.pool)
+
+    def read() -> torch.Tensor:
+        return two.forward(Step([Row(View([block, Block()]), (5,))]))
+
+    before = read()
+    assert torch.equal(read(), before)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalExecutor, "make_up", lambda *_: None)  # of rank 0
+        two.executor.make_up(places, 1)
+    of_the_other = read()
+    assert not torch.equal(of_the_other, before)
+    two.executor.make_up(places, 1)
+    assert not torch.equal(read(), of_the_other)
 
 
 def test_a_crowd_whose_next_pass_is_planned_while_one_is_made(

@@ -410,10 +410,20 @@ def _pipes_by_torchrun(found: Launched) -> list[Connection]:
     return [pipes[rank] for rank in sorted(pipes)]
 
 
-def heard_by_torchrun(found: Launched) -> OtherEnd:
-    """Another rank's end of the channel, in a process that torchrun has started."""
+def say_there_is_no_model(found: Launched) -> None:
+    """Rank 0's last word to processes that torchrun has started, unless it has given them a place to meet before."""
+    with suppress(RuntimeError):  # torchrun is gone, and they with it
+        store = Store(found.host, found.port, found.size, is_master=False)
+        store.compare_set(_PLACE, "", json.dumps(None))
+
+
+def heard_by_torchrun(found: Launched) -> OtherEnd | None:
+    """Another rank's end of the channel, in a process that torchrun has started; None where rank 0 has ended without a model."""
     store = Store(found.host, found.port, found.size, is_master=False)
-    address, key = json.loads(store.get(_PLACE))
+    place = json.loads(store.get(_PLACE))
+    if place is None:
+        return None
+    address, key = place
     pipe = Client(address, "AF_UNIX", bytes.fromhex(key))
     pipe.send_bytes(str(found.rank).encode())
     return OtherEnd(pipe, found.rank, found.size)

@@ -1,6 +1,6 @@
 // A new run, and the runs that there are. The bundled model gets a problem of its own small world to try.
 
-import { brief, counted, drawn, make, say } from "./text.js";
+import { brief, counted, drawn, make, say, visible } from "./text.js";
 import { Refused, ask } from "./source.js";
 
 const LIST = "Solve these problems and box the answers in order, separated by commas:\n";
@@ -30,6 +30,9 @@ const METHODS = [
   { name: "sequential", title: "Alone", about: "one worker, ordinary decoding", lines: ["M4 16H60"] },
   { name: "profiled", title: "As trained", about: "a model that parts by itself, as it was trained to", isTrained: true, lines: ["M4 16H12C20 16 18 8 26 8C34 8 32 16 38 16C44 16 42 8 48 8C54 8 52 16 60 16", "M12 16C20 16 18 24 26 24C34 24 32 16 38 16", "M38 16C44 16 42 24 48 24C54 24 52 16 60 16"] },
 ];
+// The drawing of a method of another distribution, of which this page knows what the server tells.
+const LINES = ["M4 8H60", "M4 16H60", "M4 24H60"];
+const FIELDS = new Set(["workers", "budget"]); // settings that have a field of their own, whatever the method is
 const PROFILES = [
   ["npr", "Native Parallel Reasoner"],
   ["multiverse", "Multiverse"],
@@ -57,14 +60,16 @@ export class Start {
     this.begin = make("button", { class: "primary big" }, "Let them think");
     this.error = make("p", { class: "error", role: "alert", hidden: true });
     this.other = make("button", { type: "button", class: "small wide", click: () => this.offer(1) }, "Another problem");
-    this.cards = METHODS.map((method, number) => this.card(method, number));
-    const methods = make("fieldset", { class: "methods" }, make("legend", {}, "Method"), ...this.cards);
+    this.methods = METHODS; // and behind them the installed ones, once they are known
+    this.cards = METHODS.map((method, number) => this.card(method, number === 0));
+    this.choices = make("fieldset", { class: "methods" }, make("legend", {}, "Method"), ...this.cards);
+    this.settings = []; // of an installed method: {name, field, value()}
     this.form = make(
       "form",
       { class: "new panel", submit: (event) => this.submit(event), change: () => this.fit() },
       make("div", { class: "labelled" }, make("label", { for: "new-problem" }, "Problem"), this.other),
       this.problem,
-      methods,
+      this.choices,
       make("div", { class: "numbers" }, make("div", {}, this.workersLabel, this.workers), this.profilePart, make("div", {}, make("label", { for: "new-budget" }, "Budget, in passes"), this.budget), this.begin),
       this.error,
     );
@@ -80,9 +85,9 @@ export class Start {
     );
   }
 
-  card(method, number) {
+  card(method, isFirst) {
     const picture = drawn("svg", { viewBox: "0 0 64 32", "aria-hidden": "true" }, ...method.lines.map((d, line) => drawn("path", { d, class: method.name === "hogwild" && line === 4 ? "thin" : `w${line}` })));
-    const choice = make("input", { type: "radio", name: "method", value: method.name, checked: number === 0 });
+    const choice = make("input", { type: "radio", name: "method", value: method.name, checked: isFirst });
     return make("label", { class: `method-card${method.isTrained ? " trained" : ""}` }, choice, picture, make("b", {}, method.title), make("span", {}, method.about));
   }
 
@@ -92,7 +97,7 @@ export class Start {
     // Until the model is known nothing is offered: what suits one may be none of the bundled model's small world.
     this.begin.disabled = this.other.disabled = !this.isKnown;
     try {
-      const [models, runs] = await Promise.all([ask("v1/models"), ask("v1/runs")]);
+      const [models, methods, runs] = await Promise.all([ask("v1/models"), ask("v1/methods"), ask("v1/runs")]);
       const name = (models?.data ?? models ?? [])[0]?.id ?? "";
       const isBundled = /bundled/i.test(name);
       if (isBundled !== this.isBundled) {
@@ -100,6 +105,7 @@ export class Start {
         if (!this.isOwn) this.offer(0);
         this.fit();
       }
+      this.learn(methods?.data ?? []);
       this.isKnown = true;
       say(this.model, name ? `Model: ${brief(name.split(":")[0], 80)}` : "");
       this.list(runs?.data ?? runs ?? []);
@@ -110,6 +116,23 @@ export class Start {
       this.begin.disabled = this.other.disabled = false;
       if (!this.problem.value) this.offer(0);
     }
+  }
+
+  /** Methods as the server tells them: ours that it does not have go, installed ones come behind ours. */
+  learn(told) {
+    const names = JSON.stringify(told);
+    if (names === this.told) return;
+    this.told = names;
+    this.offered = new Set(told.map((one) => one.id));
+    const chosen = this.method.name;
+    for (const card of this.cards.splice(METHODS.length)) card.remove();
+    const own = new Set(METHODS.map((method) => method.name));
+    const installed = told.filter((one) => !own.has(one.id)).map(installedMethod);
+    this.methods = [...METHODS, ...installed];
+    this.cards.push(...installed.map((method) => this.card(method, method.name === chosen)));
+    this.choices.append(...this.cards.slice(METHODS.length));
+    if (!this.form.elements.method.value) this.form.elements.method.value = METHODS[0].name;
+    this.fit();
   }
 
   /** A good problem to try. */
@@ -129,18 +152,19 @@ export class Start {
   }
 
   get method() {
-    return METHODS.find((method) => method.name === this.form.elements.method.value);
+    return this.methods.find((method) => method.name === this.form.elements.method.value) ?? METHODS[0];
   }
 
-  /** Whether a method asks for more than the bundled model can do. */
+  /** Whether a method asks for more than the model can do: the bundled one, or one whose layers keep states. */
   isBeyond(method) {
+    if (this.offered && !this.offered.has(method.name)) return true;
     return Boolean((method.isTrained || method.isAsked) && this.isBundled);
   }
 
   /** Only what the method knows can be chosen. */
   fit() {
-    METHODS.forEach((one, number) => (this.cards[number].hidden = this.isBeyond(one)));
-    if (this.isBeyond(this.method)) this.form.elements.method.value = METHODS[0].name;
+    this.methods.forEach((one, number) => (this.cards[number].hidden = this.isBeyond(one)));
+    if (this.isBeyond(this.method)) this.form.elements.method.value = this.methods.find((one) => !this.isBeyond(one)).name;
     const { method } = this;
     this.workers.parentElement.hidden = Boolean(method.isTrained);
     this.profilePart.hidden = !method.isTrained;
@@ -151,8 +175,16 @@ export class Start {
     this.workers.max = String(largest);
     if (this.fitted !== method) this.workers.value = String(this.usual);
     else if (Number(this.workers.value) > largest) this.workers.value = String(largest);
+    if (this.fitted !== method) this.ask(method.settings ?? []);
     this.fitted = method;
     say(this.workersLabel, method.name === "skeleton" ? "Workers (0: one for each point)" : "Workers");
+  }
+
+  /** A field for each setting of an installed method. */
+  ask(settings) {
+    for (const { part } of this.settings) part.remove();
+    this.settings = settings.map(([name, schema]) => settingField(name, schema));
+    this.begin.before(...this.settings.map(({ part }) => part));
   }
 
   async submit(event) {
@@ -161,6 +193,7 @@ export class Start {
     const body = { problem: this.problem.value, method: method.name, budget: Number(this.budget.value) };
     if (method.workers) body.workers = Number(this.workers.value);
     if (method.isTrained) body.profile = this.profile.value;
+    for (const { name, value } of this.settings) if (value() !== null) body[name] = value();
     this.begin.disabled = true;
     this.say("");
     try {
@@ -188,4 +221,49 @@ export class Start {
       }),
     );
   }
+}
+
+/** A method that the server tells of, as those above are written down here. */
+function installedMethod({ id, about, distribution, settings }) {
+  const own = Object.entries(settings).filter(([name, schema]) => !FIELDS.has(name) && !name.includes(".") && schema.by === "option" && kindOf(schema));
+  const { workers } = settings;
+  return {
+    name: id,
+    title: spelled(id),
+    about: distribution ? `${brief(about, 200)} (${brief(distribution)})` : brief(about, 200),
+    workers: workers && [workers.minimum ?? 1, workers.default, workers.maximum ?? 256],
+    lines: LINES,
+    settings: own,
+  };
+}
+
+/** `most_rounds` as "Most rounds". */
+function spelled(name) {
+  const words = brief(name).replaceAll("_", " ");
+  return words[0].toUpperCase() + words.slice(1);
+}
+
+/** What a field can hold of a setting: one number, one text, true or false; null for lists and maps. */
+function kindOf({ type }) {
+  const kind = [type].flat()[0];
+  return ["boolean", "integer", "number", "string"].includes(kind) ? kind : null;
+}
+
+/** A field for a setting: `part` stands in the form, `value()` is what is sent, null to leave it out. */
+function settingField(name, schema) {
+  const [id, kind, isOpen] = [`new-setting-${name}`, kindOf(schema), [schema.type].flat().includes("null")];
+  const unset = schema.default ?? "";
+  const shared = { id, title: visible(schema.description) };
+  let field;
+  if (kind === "boolean") field = make("select", shared, ...[true, false].map((one) => make("option", { value: String(one), selected: one === unset }, one ? "yes" : "no")));
+  else if (schema.enum) field = make("select", shared, ...schema.enum.filter((one) => one !== null).map((one) => make("option", { value: one, selected: one === unset }, brief(one))));
+  else if (kind === "string") field = make("input", { ...shared, type: "text", value: unset });
+  else field = make("input", { ...shared, type: "number", value: String(unset), min: schema.minimum, max: schema.maximum, step: kind === "integer" ? "1" : "any", required: !isOpen });
+  if (isOpen && field.tagName === "SELECT") field.prepend(make("option", { value: "", selected: unset === "" }, "unset"));
+  const part = make("div", {}, make("label", { for: id, title: shared.title }, spelled(name)), field);
+  const value = () => {
+    if (field.value === "" && (isOpen || kind !== "string")) return null;
+    return kind === "boolean" ? field.value === "true" : kind === "string" ? field.value : Number(field.value);
+  };
+  return { name, part, value };
 }
