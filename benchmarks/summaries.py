@@ -9,7 +9,7 @@ Records are many megabytes and stay where they were made. A line holds the same 
 from __future__ import annotations
 
 import json
-import sys
+from argparse import ArgumentParser
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -55,4 +55,9 @@ def main(folder: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    parser = ArgumentParser(
+        description="An exam's records in small: one line of numbers for each file."
+    )
+    parser.add_argument("folder", type=Path, help="the exam's records")
+    parser.add_argument("out", type=Path, help="the file of JSON to write")
+    main(**vars(parser.parse_args()))

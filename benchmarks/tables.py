@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from argparse import ArgumentParser
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -440,4 +441,5 @@ def write() -> None:
 
 
 if __name__ == "__main__":
+    ArgumentParser(description="The tables of the docs, made anew from the results.").parse_args()
     write()

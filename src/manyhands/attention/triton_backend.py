@@ -880,12 +880,12 @@ def _tiling(
 
 
 def of_expanded(tiling: Tiling) -> Tiling:
-    """This tiling for the expanded form of latents: rows are those of prompts, and specialised tiles the only fast ones."""
+    """One for the expanded form of latents: rows are those of prompts, and specialised tiles the only fast ones."""
     return replace(tiling, few_rows=0, specialised_work=0, specialised_reads=0)
 
 
 def of_latents(tiling: Tiling) -> Tiling:
-    """This tiling where all tiles are specialised ones of latents: of one size, and a program for each processor takes them in turns."""
+    """One whose tiles are all specialised ones of latents: of one size, and a program for each processor takes them in turns."""
     return replace(
         tiling,
         key_tile=_LATENT_KEYS,
