@@ -97,6 +97,10 @@ _NO_SUCH_PLACE = (
 )
 
 
+# What a disk says that takes no more: blocks, names, a user's share, the length of a file.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def place_or_room(error: OSError) -> str:
     """The hint where a file cannot be written: another place, or room on the disk."""
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
