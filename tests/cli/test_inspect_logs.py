@@ -33,9 +33,13 @@ def exam(folder: Path) -> Path:
     )
     found = [
         team_record("d1", budgets=BUDGETS, gold=["2", 3]),
-        team_record("d1", repeat=1, budgets=BUDGETS, value=0.0, names={"1": "Eve"}),
+        team_record("d1", repeat=1, budgets=BUDGETS, value=0.0, gold=["2", 3], names={"1": "Eve"}),
         record("d2", budgets=BUDGETS, finish_reason="budget", gold=None),
-        record("d2", 0.0, repeat=1, budgets=BUDGETS, error="no room", text="", tokens=()),
+        record(
+            *("d2", 0.0),
+            **{"repeat": 1, "budgets": BUDGETS, "gold": None},
+            **{"error": "no room", "text": "", "tokens": ()},
+        ),
     ]
     return write(folder, head, found)
 

@@ -417,7 +417,14 @@ def test_a_place_that_cannot_be_written(cli: Cli, recipe: Path, tmp_path: Path) 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="asks a device that is always full")
 @pytest.mark.parametrize(
     "where",
-    ["checkpoint.new", "tokenizer.json", "config.json", "manyhands.toml", "log.jsonl", "training.json"],
+    [
+        "checkpoint.new",
+        "tokenizer.json",
+        "config.json",
+        "manyhands.toml",
+        "log.jsonl",
+        "training.json",
+    ],
 )
 def test_a_full_disk(
     cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
