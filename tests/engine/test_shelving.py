@@ -509,6 +509,21 @@ def test_a_disk_that_is_full_is_told_once_and_serving_goes_on(
     assert not [path for path in tmp_path.rglob("*") if path.is_file()], "nothing is left of them"
 
 
+def test_what_a_disk_holds_is_found_when_it_may_only_be_read(
+    folder: Path, expected: Completions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files cannot be marked as used then."""
+    engine = engine_on(folder)
+
+    def refused(*given: object, **more: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "utime", refused)
+    found = write(engine)
+    assert found.found == (5 * SIZE,)
+    assert tokens_of(found) == tokens_of(expected)
+
+
 def test_a_cache_that_its_user_has_emptied_takes_what_comes(
     tmp_path: Path, expected: Completions, caplog: pytest.LogCaptureFixture
 ) -> None:
