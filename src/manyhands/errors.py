@@ -126,6 +126,12 @@ def os_error_of(error: BaseException) -> OSError | None:
     return OSError(number, os.strerror(number))
 
 
+def no_room_of(error: BaseException) -> OSError | None:
+    """The system's error of a disk that takes no more, or may only be read; None for other errors."""
+    found = os_error_of(error)
+    return found if found is not None and found.errno in (*NO_ROOM, errno.EROFS) else None
+
+
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 _NO_THREAD = "can't start new thread"  # Python's whole account of it, in a RuntimeError
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,10 +36,10 @@ def exam(folder: Path) -> Path:
         team_record("d1", budgets=BUDGETS, gold=["2", 3]),
         team_record("d1", repeat=1, budgets=BUDGETS, value=0.0, gold=["2", 3], names={"1": "Eve"}),
         record("d2", budgets=BUDGETS, finish_reason="budget", gold=None),
-        record(
-            *("d2", 0.0),
-            **{"repeat": 1, "budgets": BUDGETS, "gold": None},
-            **{"error": "no room", "text": "", "tokens": ()},
+        replace(
+            record("d2", 0.0, repeat=1, budgets=BUDGETS, error="no room", gold=None),
+            text="",
+            tokens=(),
         ),
     ]
     return write(folder, head, found)

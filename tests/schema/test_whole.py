@@ -92,9 +92,7 @@ def test_files_are_put_in_their_places_together_and_the_last_ones_behind_the_oth
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_none_of_several_files_is_put_where_one_fails(
-    tmp_path: Path, error: BaseException
-) -> None:
+def test_none_of_several_files_is_put_where_one_fails(tmp_path: Path, error: BaseException) -> None:
     (tmp_path / "b").write_text("before")
 
     def fail() -> None:

@@ -142,7 +142,9 @@ def _compile(compiler: Sequence[str], folder: Path) -> Path:
             raise _CannotCompile(f"{compiler[0]} failed: {lines[0][:200]}")
         library = Path(name).read_bytes()
         if not _is_whole(library):
-            raise OSError(errno.ENOSPC, f"{compiler[0]} has made half a library and said nothing", name)
+            raise OSError(
+                errno.ENOSPC, f"{compiler[0]} has made half a library and said nothing", name
+            )
         place = _named(folder, compiler, library)
         os.replace(name, place)
         return place
@@ -162,11 +164,13 @@ def _is_whole(library: bytes) -> bool:
         return sys.platform != "linux" and bool(library)
     is_64, order = library[4:5] == b"\2", "<" if library[5:6] == b"\1" else ">"
     try:
-        (table,) = struct.unpack_from(f"{order}{'Q' if is_64 else 'I'}", library, 40 if is_64 else 32)
+        (table,) = struct.unpack_from(
+            f"{order}{'Q' if is_64 else 'I'}", library, 40 if is_64 else 32
+        )
         size, count = struct.unpack_from(f"{order}HH", library, 58 if is_64 else 46)
     except struct.error:
         return False
-    return 0 < table <= table + size * count <= len(library)
+    return bool(0 < table <= table + size * count <= len(library))
 
 
 def _imported(place: Path) -> ModuleType:
