@@ -97,7 +97,7 @@ _NO_SUCH_PLACE = (
 )
 
 
-# What a disk says that takes no more: blocks, names, a user's share, the length of a file.
+# Errors of a disk that takes no more: its blocks or names, a user's share, the length of a file.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

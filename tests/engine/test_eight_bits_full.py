@@ -12,6 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,20 +99,20 @@ def drawn(rng: random.Random, engine: Engine) -> Request:
         size = rng.choice([3, 20, 90, 200])
         prompt = [random.Random(seed).randrange(5, NUM_IDS - 10) for _ in range(size)]
         reserve = Reserve(size + count, 1) if kind == "reserved" else None
-        lone = lambda: counting(prompt, count, reserve)  # noqa: E731
+        lone = partial(counting, prompt, count, reserve)
         return Request(kind, lone, lone, is_equal=True)
     if kind in ("solo", "own"):
-        alone = lambda: solo(choice=DRAWN, seed=seed, budget=count)  # noqa: E731
+        alone = partial(solo, choice=DRAWN, seed=seed, budget=count)
         if kind == "own":
             return Request(kind, alone, alone, is_equal=True)
         return Request(kind, alone, lambda: share_prompt(alone(), tree))
     if kind in ("team", "careless"):
-        pair = lambda: team(2, choice=FEW, seed=seed, budget=count)  # noqa: E731
+        pair = partial(team, 2, choice=FEW, seed=seed, budget=count)
         if kind == "careless":
             return Request(kind, pair, lambda: unbounded(pair()))
         return Request(kind, pair, lambda: share_prompt(pair(), tree))
     if kind == "cut":
-        plain = lambda: cut_team(seed=seed, budget=count)  # noqa: E731
+        plain = partial(cut_team, seed=seed, budget=count)
         return Request(kind, plain, plain)
     base = PROMPTS[seed % 5]
     tail = tuple(random.Random(seed % 40).randrange(5, NUM_IDS - 10) for _ in range(seed % 50))
@@ -137,19 +138,20 @@ class Roundings:
         load: Any = EightBitStack.put
 
         def written(store: EightBitStore, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-            self._of(store)[slots] = 0
+            self._of(store).index_fill_(0, slots, 0)
             put(store, slots, keys, values)
 
         def moved(store: EightBitStore, given: Moved) -> None:
             counts = self._of(store)
-            counts[given.targets] = counts[given.sources] + 1
-            self.of_moves.update(counts[given.targets].tolist())
+            more = counts.index_select(0, given.sources) + 1
+            counts.index_copy_(0, given.targets, more)
+            self.of_moves.update(more.tolist())
             move(store, given)
 
         def loaded(stack: EightBitStack, targets: Targets, sheet: Any, *, is_turned: bool) -> None:
             for store in stack.stores:
                 assert isinstance(store, EightBitStore)
-                self._of(store)[targets.slots] = TURNED if is_turned else LOADED
+                self._of(store).index_fill_(0, targets.slots, TURNED if is_turned else LOADED)
             load(stack, targets, sheet, is_turned=is_turned)
 
         patch.setattr(EightBitStore, "_put", written)
@@ -198,7 +200,7 @@ def check_nothing_is_held(engine: Engine) -> None:
 
 
 def told(answer: Any) -> object:
-    """What a run has written."""
+    """The tokens or the text that a run has written."""
     if hasattr(answer, "completions"):
         return [each.tokens for each in answer.completions]
     return answer.text

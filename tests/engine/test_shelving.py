@@ -1203,5 +1203,5 @@ def test_a_run_that_left_memory_waits_outside_while_the_only_other_one_waits_for
 
 
 def engine_text(prompt: tuple[int, ...], num_tokens: int) -> str:
-    """What a run writes alone."""
+    """The text that a run writes alone."""
     return small_engine(4096).run(counting(prompt, num_tokens)).text
