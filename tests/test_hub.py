@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -33,8 +34,16 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 )
 
 from manyhands import hub
-from manyhands.errors import InvalidRequest, ModelNotFound
-from manyhands.hub import ADAPTER_FILES, check_there, file_of, incomplete, is_gguf, is_local
+from manyhands.errors import InvalidRequest, ModelNotFound, OutputFailed
+from manyhands.hub import (
+    ADAPTER_FILES,
+    check_there,
+    file_of,
+    incomplete,
+    is_gguf,
+    is_local,
+    not_found,
+)
 from manyhands.model.checkpoint import (
     check_folder,
     check_lora,
@@ -128,6 +137,27 @@ def test_why_a_file_cannot_be_had(
     assert file_of("no/such", WORDS) is None
     (folder / WORDS).write_text("")
     assert file_of("no/such", WORDS) == folder / WORDS
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        RuntimeError("Data processing error: I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_full_disk_is_no_fault_of_the_network(
+    cause: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = not_found("some/model", cause)
+    assert isinstance(found, OutputFailed)
+    assert "its files cannot be written: No space left on device" in str(found)
+    assert found.hint == "make room, or keep them elsewhere: HF_HOME=FOLDER"
+    if isinstance(cause, OSError):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        _answers(monkeypatch, cause)
+        with pytest.raises(OutputFailed, match="No space left on device"):
+            model_prompts("some/model")
 
 
 def test_a_name_that_the_hub_cannot_have() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from io import FileIO
 from pathlib import Path
 
 import pytest
 
-from manyhands.errors import InvalidRequest
+from manyhands.errors import InvalidRequest, OutputFailed
 from manyhands.sandbox import Call, Ended, Failed, Isolation, Limits, run_program
 from manyhands.sandbox import isolation as isolations
 from tests.programs import is_required, isolation
@@ -201,3 +204,21 @@ def test_the_first_lines_need_no_package() -> None:
         capture_output=True,
     )
     assert (done.returncode, "manyhands" in source.partition('"""\n\n')[2]) == (0, False)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_program_whose_input_finds_no_room_says_so(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """It is no fault of the program, which a bare error of the system would look like."""
+
+    class Full(FileIO):
+        def write(self, content: object, /) -> int:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(
+        tempfile, "TemporaryFile", lambda **more: Full(os.open("/dev/null", os.O_RDWR), "r+")
+    )
+    with pytest.raises(OutputFailed, match=r"cannot be written to: (No space|Read-only)") as found:
+        run_program("print(1)", "1\n", QUICK)
+    assert "TMPDIR" in str(found.value.hint)

@@ -97,6 +97,10 @@ _NO_SUCH_PLACE = (
 )
 
 
+# Errors of a disk that takes no more: its blocks or names, a user's share, the length of a file.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def place_or_room(error: OSError) -> str:
     """The hint where a file cannot be written: another place, or room on the disk."""
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -120,6 +124,12 @@ def os_error_of(error: BaseException) -> OSError | None:
         return None
     number = int(told[1])
     return OSError(number, os.strerror(number))
+
+
+def no_room_of(error: BaseException) -> OSError | None:
+    """The system's error of a disk that takes no more, or may only be read; None for other errors."""
+    found = os_error_of(error)
+    return found if found is not None and found.errno in (*NO_ROOM, errno.EROFS) else None
 
 
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)

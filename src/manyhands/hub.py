@@ -22,7 +22,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from importlib import import_module
 from pathlib import Path
 
-from manyhands.errors import InvalidRequest, ModelNotFound
+from manyhands.errors import (
+    InvalidRequest,
+    ManyhandsError,
+    ModelNotFound,
+    OutputFailed,
+    no_room_of,
+    place_or_room,
+)
 
 PROXY_HINT = (
     "for a SOCKS proxy: pip install socksio; for none: unset ALL_PROXY, HTTPS_PROXY and HTTP_PROXY"
@@ -417,7 +424,7 @@ def damaged(name: str, what: str) -> ModelNotFound:
     )
 
 
-def not_found(name: str, error: BaseException) -> ModelNotFound:
+def not_found(name: str, error: BaseException) -> ManyhandsError:
     """The reason why a checkpoint was not found, out of the chain of causes of `error`."""
     from huggingface_hub import is_offline_mode
     from huggingface_hub.errors import (
@@ -434,6 +441,13 @@ def not_found(name: str, error: BaseException) -> ModelNotFound:
     def any_of(*kinds: type[BaseException]) -> bool:
         return any(isinstance(link, kinds) for link in chain)
 
+    full = next((found for link in chain if (found := no_room_of(link)) is not None), None)
+    if full is not None:  # as far as the network is concerned, all is well
+        return OutputFailed(
+            f"the model {name!r} could not be fetched from the Hugging Face hub: its files cannot be written: "
+            f"{full.strerror or full}",
+            hint=f"{place_or_room(full)}, or keep them elsewhere: HF_HOME=FOLDER",
+        )
     if any_of(GatedRepoError):
         problem = f"the model {name!r} is gated: its owner must grant access"
         hint = f"ask for access at https://huggingface.co/{name} and set HF_TOKEN to your token"

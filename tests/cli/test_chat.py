@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import signal
 from pathlib import Path
@@ -126,6 +128,24 @@ def test_what_was_said_can_be_saved(tmp_path: Path) -> None:
         one.obey(f"/save {file}")
     with pytest.raises(OutputFailed, match="cannot be written"):
         one.obey(f"/save {tmp_path / 'nowhere' / 'a'}")
+
+
+def test_half_of_what_was_said_is_not_left_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be in the way of the next try: no file is replaced."""
+
+    def full(number: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    one, file = talk(), tmp_path / "talk.json"
+    one.replied(one.spec("2+3?"), "5.")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OutputFailed, match="No space left on device") as found:
+            one.obey(f"/save {file}")
+    assert found.value.hint == "make room"
+    assert one.obey(f"/save {file}").endswith(" holds 2 messages")
 
 
 def test_messages_of_several_lines(monkeypatch: pytest.MonkeyPatch) -> None:

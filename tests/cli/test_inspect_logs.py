@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,9 +34,13 @@ def exam(folder: Path) -> Path:
     )
     found = [
         team_record("d1", budgets=BUDGETS, gold=["2", 3]),
-        team_record("d1", repeat=1, budgets=BUDGETS, value=0.0, names={"1": "Eve"}),
+        team_record("d1", repeat=1, budgets=BUDGETS, value=0.0, gold=["2", 3], names={"1": "Eve"}),
         record("d2", budgets=BUDGETS, finish_reason="budget", gold=None),
-        record("d2", 0.0, repeat=1, budgets=BUDGETS, error="no room", text="", tokens=()),
+        replace(
+            record("d2", 0.0, repeat=1, budgets=BUDGETS, error="no room", gold=None),
+            text="",
+            tokens=(),
+        ),
     ]
     return write(folder, head, found)
 
@@ -165,6 +172,22 @@ class TestWithTheLibrary:
         assert again.samples[0].scores is not None
         assert again.samples[0].scores["budget 8"].value == 0.5
         assert again.eval.eval_id == log.eval.eval_id, "the same log, written over"
+
+    def test_a_log_on_a_full_disk_is_the_one_that_was_there(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        exam(tmp_path / "exam")
+        (written,) = write_inspect_logs(tmp_path / "exam", tmp_path / "logs")
+        before = written.read_bytes()
+
+        def full(file: Path) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr("manyhands.schema.whole.bring_to_disk", full)
+        with pytest.raises(OutputFailed, match="No space left on device"):
+            write_inspect_logs(tmp_path / "exam", tmp_path / "logs")
+        assert written.read_bytes() == before
+        assert os.listdir(written.parent) == [written.name]
 
     def test_the_command_says_what_it_wrote(self, tmp_path: Path, cli: Cli) -> None:
         exam(tmp_path)

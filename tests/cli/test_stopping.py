@@ -302,3 +302,30 @@ leave_with({code})
     is_apart = bool(watch) or status == 1
     expected = "printed a thread\nregistered\n" + ("taken apart\n" if is_apart else "")
     assert (found.returncode, found.stdout, found.stderr) == (status, expected, said)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            OSError(errno.ENOSPC, "full", "/tmp/x"),
+            "error: '/tmp/x' cannot be written: full\nhint: make room\n",
+        ),
+        (
+            OSError(errno.EROFS, "not so"),
+            "error: a file cannot be written: not so\nhint: choose a place that",
+        ),
+        (
+            RuntimeError("I/O error: No space left on device (os error 28)"),
+            "error: a file cannot be written: No space",
+        ),
+    ],
+)
+def test_a_full_disk_is_told_wherever_it_was_found(
+    error: Exception, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Libraries write, too."""
+    with pytest.raises(typer.Exit) as found, guarded():
+        raise error
+    assert found.value.exit_code == 8
+    assert said in capsys.readouterr().err

@@ -12,8 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,6 +29,7 @@ from manyhands.replay.gradients import Learned
 from manyhands.replay.lessons import Batch
 from manyhands.replay.train import Training
 from manyhands.schema.lines import LineFile
+from manyhands.schema.whole import whole_files
 from manyhands.school.recipe import Recipe
 from tests.cli.conftest import DONE, Cli, run_cli
 from tests.text.small_tokenizers import byte_level
@@ -414,42 +415,114 @@ def test_a_place_that_cannot_be_written(cli: Cli, recipe: Path, tmp_path: Path) 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="asks a device that is always full")
-@pytest.mark.parametrize("where", ["checkpoint/checkpoint.new", "tokenizer.json", "training.json"])
-def test_a_full_disk(cli: Cli, recipe: Path, tmp_path: Path, where: str) -> None:
-    """Each library has an error of its own for it; with room, the same command goes on."""
+@pytest.mark.parametrize(
+    "where",
+    [
+        "checkpoint.new",
+        "tokenizer.json",
+        "config.json",
+        "manyhands.toml",
+        "log.jsonl",
+        "training.json",
+    ],
+)
+def test_a_full_disk(
+    cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Each library has an error of its own for it; no half of a model is left, and with room the same command goes on."""
     out = tmp_path / "made"
     (out / "checkpoint").mkdir(parents=True)
-    (out / where).symlink_to("/dev/full")
+    is_checkpoint = where.startswith("checkpoint")
+    if is_checkpoint:
+        (out / "checkpoint" / where).symlink_to("/dev/full")
+
+    @contextmanager
+    def full_there(folder: Path, last: Sequence[str]) -> Iterator[Path]:
+        with whole_files(folder, last) as fresh:
+            (fresh / where).symlink_to("/dev/full")
+            yield fresh
+
     command = ("train", recipe, "--out", out, "--device", "cpu")
-    full = cli(*command)
+    with monkeypatch.context() as patch:
+        if not is_checkpoint:
+            patch.setattr("manyhands.cli.train.whole_files", full_there)
+        full = cli(*command)
     assert "cannot be written: No space left on device" in full.output
-    if where.startswith("checkpoint"):  # behind the last step the model is worth more
+    if is_checkpoint:  # behind the last step the model is worth more
         assert full.exit_code == 0, full.output
         assert "there is no older one; the model is saved without it" in full.output
     else:
         assert full.exit_code == 8, full.output
         assert "make room" in full.output
         assert "the checkpoint of step 2 is whole, and the same command goes on" in full.output
-    (out / where).unlink(missing_ok=True)
+        assert os.listdir(out) == ["checkpoint"]
+    (out / "checkpoint" / where).unlink(missing_ok=True)
     done = cli(*command)
     assert done.exit_code == 0, done.output
     once = tmp_path / "once"
     cli("train", recipe, "--out", once, "--device", "cpu")
     assert (once / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+    assert sorted(os.listdir(once)) == sorted(os.listdir(out))
 
 
 def test_a_disk_that_is_full_within_a_checkpoint(
     cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch's own writer fails as it is left. Half a checkpoint does not stay: it may be what fills the disk."""
+    """torch's own writer fails as it is left. Half a checkpoint does not stay: it may be what fills the disk.
+
+    The model is whole, which the last one of them was to note: nothing of the training is lost.
+    """
     out = tmp_path / "made"
     monkeypatch.setattr("torch.save", _struck(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     full = cli("train", recipe, "--out", out, "--device", "cpu")
-    assert full.exit_code == 8, full.output
-    assert "cannot be written: No space left on device" in full.output
-    assert "2 steps behind step 0 are lost" in full.output
-    assert "there is no checkpoint, so the same command begins anew" in full.output
-    assert not (out / "checkpoint" / "checkpoint.new").exists()
+    assert full.exit_code == 0, full.output
+    told = " ".join(full.stderr.split())
+    assert "cannot be written: No space left on device" in told
+    assert "made has the model, but it cannot be noted that the training has ended" in told
+    assert told.endswith("No space left on device; the same command would begin anew")
+    assert (out / "model.safetensors").exists()
+    assert os.listdir(out / "checkpoint") == ["log.jsonl"]
+
+
+def test_a_log_without_room_does_not_cost_the_model(
+    cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log beside the model has all of its lines."""
+    out, append = tmp_path / "made", LineFile.append
+
+    def full(self: LineFile, *lines: Any) -> None:
+        if lines:
+            raise OutputFailed("full")
+        append(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LineFile, "append", full)
+        done = cli("train", recipe, "--out", out, "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert json.loads((out / "training.json").read_text())["last"] == lines[-1]
+
+
+def test_a_training_whose_folder_is_removed_is_not_lost(
+    cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, learn = tmp_path / "made", Training._learn
+
+    def removed(self: Training, parts: Sequence[Batch]) -> Learned:
+        if self.step == 1:
+            shutil.rmtree(out)
+        return learn(self, parts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "_learn", removed)
+        done = cli("train", recipe, "--out", out, "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    once = tmp_path / "once"
+    cli("train", recipe, "--out", once, "--device", "cpu")
+    assert (once / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [2], "the first one went with the folder"
 
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -33,6 +33,7 @@ from manyhands.engine import shelving
 from manyhands.engine.engine import Engine
 from manyhands.engine.executor import LocalExecutor
 from manyhands.engine.rebuild import places_of
+from manyhands.engine.run import RunState
 from manyhands.errors import OutputFailed
 from manyhands.model import sheet_files
 from manyhands.model import shelf as shelf_module
@@ -41,7 +42,7 @@ from manyhands.model.sheet_files import SheetFiles
 from manyhands.model.shelf import MemoryShelf
 from manyhands.strategies.settings import SharedSettings
 from manyhands.strategies.shared_prefix import Completions, shared_prefix
-from tests.engine.small import NUM_IDS, TEXT, small_engine
+from tests.engine.small import NUM_IDS, TEXT, counting, finish, small_engine
 
 SIZE = 16  # tokens of a sheet
 PROMPT = tuple(7 * i % (NUM_IDS - 10) + 5 for i in range(5 * SIZE + 6))
@@ -506,6 +507,21 @@ def test_a_disk_that_is_full_is_told_once_and_serving_goes_on(
     assert caplog.text.count("No space left on device") == 1
     assert engine.shelf_counts.sheets_skipped == 5
     assert not [path for path in tmp_path.rglob("*") if path.is_file()], "nothing is left of them"
+
+
+def test_what_a_disk_holds_is_found_when_it_may_only_be_read(
+    folder: Path, expected: Completions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files cannot be marked as used then."""
+    engine = engine_on(folder)
+
+    def refused(*given: object, **more: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "utime", refused)
+    found = write(engine)
+    assert found.found == (5 * SIZE,)
+    assert tokens_of(found) == tokens_of(expected)
 
 
 def test_a_cache_that_its_user_has_emptied_takes_what_comes(
@@ -1108,3 +1124,84 @@ def test_a_sheet_that_is_written_often_is_known_once(
     assert len(files._kept._order) <= 2 * 2 + 10
     put(files, 2, 3)
     assert numbers_in(files) == [1, 2, 3]
+
+
+# -- runs that wait for memory while others are fetched --------------------------------------------
+
+LONG = tuple(7 * i % (NUM_IDS - 10) + 5 for i in range(25 * SIZE))
+OTHER = tuple(11 * i % (NUM_IDS - 10) + 5 for i in range(25 * SIZE))
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Sheets do not come while this holds True."""
+    waits, is_read = [False], MemoryShelf.is_read
+    monkeypatch.setattr(
+        MemoryShelf,
+        "is_read",
+        lambda shelf, name, patience: None if waits[0] else is_read(shelf, name, patience),
+    )
+    return waits
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_a_run_waits_for_memory_while_the_only_other_one_waits_for_the_disk(
+    tmp_path: Path, kv_cache_dtype: str, slow: list[bool]
+) -> None:
+    """No run has a step then, and yet memory will be free again: it was told that there is none."""
+    write(engine_on(tmp_path, kv_cache_dtype=kv_cache_dtype), LONG)
+    engine = small_engine(
+        1000, cache=str(tmp_path), sheet_tokens=SIZE, kv_cache_dtype=kv_cache_dtype
+    )
+    settings = SharedSettings(max_tokens=8)
+    slow[0] = True
+    first, second = (
+        engine.submit(shared_prefix([prompt], TEXT, settings, tree=engine.prefixes))
+        for prompt in (LONG, OTHER)
+    )
+    for _ in range(5):
+        engine.step()
+    assert not second.done
+    slow[0] = False
+    finish(engine, first, second)
+    for run in (first, second):
+        answer: Any = run.result()
+        assert len(answer.completions) == 1
+
+
+def test_a_run_that_left_memory_waits_outside_while_the_only_other_one_waits_for_the_disk(
+    tmp_path: Path, slow: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shelving, "_AT_ONCE", 1)  # a sheet before each pass
+    write(engine_on(tmp_path), LONG)
+    engine = small_engine(800, cache=str(tmp_path), sheet_tokens=SIZE)
+    pool = engine.pool
+    first = engine.submit(counting((9, 8), 60))
+    engine.step()
+    settings = SharedSettings(max_tokens=8)
+    fetches = engine.submit(shared_prefix([LONG], TEXT, settings, tree=engine.prefixes))
+    engine.step()
+    leaves = engine.submit(counting(OTHER[:200], 100))
+    engine.step()
+    # All but one sheet: they take the room that the run which leaves had.
+    while len(engine.shelving._fetches[0].wanted) > 1:  # type: ignore[union-attr]
+        engine.step()
+    slow[0] = True
+    assert engine._scheduler.preemption.preempt()
+    assert leaves.state is RunState.PREEMPTED
+    held = Block()
+    pool.reserve([(held, SIZE * (pool.num_free_pages - 2))])
+    finish(engine, first)
+    for _ in range(5):
+        engine.step()
+    assert leaves.state is RunState.PREEMPTED, "another run is to end"
+    slow[0] = False
+    del held
+    finish(engine, leaves, fetches)
+    assert leaves.result().text == engine_text(OTHER[:200], 100)
+    assert fetches.result()
+
+
+def engine_text(prompt: tuple[int, ...], num_tokens: int) -> str:
+    """The text that a run writes alone."""
+    return small_engine(4096).run(counting(prompt, num_tokens)).text

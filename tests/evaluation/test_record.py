@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from manyhands.errors import InvalidRequest
-from manyhands.evaluation.record import file_of, read_results, result_files
+from manyhands.errors import InvalidRequest, OutputFailed
+from manyhands.evaluation.record import file_of, keep_trace, read_results, result_files
 from tests.evaluation.small import header, record, team_record, write
 
 
@@ -136,3 +138,24 @@ def test_a_line_that_can_be_lost_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="line 3") as found:
         read_results(path)
     assert found.value.hint.startswith("remove that line")
+
+
+def test_a_trace_is_kept_as_a_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training would take half a run, with the score of the whole."""
+
+    def full(number: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    records, lines = tmp_path / "out" / "team.jsonl", [{"kind": "header"}, {"kind": "end"}]
+    place = keep_trace(records, ("a", 0), lines, 0.5)
+    before = place.read_text()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        for sample in ("a", "b"):
+            with pytest.raises(OutputFailed, match="No space left on device") as found:
+                keep_trace(records, (sample, 0), lines, 1.0)
+            assert found.value.hint == "make room, and the same command goes on"
+    assert [each.name for each in place.parent.iterdir()] == [place.name]
+    assert place.read_text() == before

@@ -323,6 +323,33 @@ def test_a_damaged_file_is_made_anew(anew: Path, size: int) -> None:
     assert kept.stat().st_size == len(whole)
 
 
+@pytest.mark.parametrize("size", [0, 10, 60, 9000, -1])
+def test_half_a_library_of_a_linker_that_does_not_say_so(
+    anew: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int
+) -> None:
+    """As GNU's does on a full disk. One that an earlier version has kept, by the name of what it holds, is made anew."""
+    made = build._compile(build._compiler(), anew_folder(anew))
+    whole = made.read_bytes()
+    made.unlink()
+    cut = tmp_path / "cut"
+    (compiler,) = build._compiler()
+    cut.write_text(
+        f'#!/bin/sh\n{compiler} "$@" || exit\nfor last; do :; done\ntruncate -s {size % len(whole)} "$last"\n'
+    )
+    cut.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setenv("CC", str(cut))
+        assert build.module() is None
+        assert "has made half a library" in build.reason()
+        assert not [*anew.iterdir()], "nothing is kept"
+    build._made.cache_clear()
+    half = whole[: size % len(whole)]
+    build._named(anew, build._compiler(), half).write_bytes(half)
+    assert build.module() is not None
+    (kept,) = anew.iterdir()
+    assert kept.read_bytes() == whole
+
+
 def anew_folder(anew: Path) -> Path:
     """The folder, made."""
     anew.mkdir(parents=True)

@@ -409,3 +409,59 @@ def test_how_durable_a_line_is(
 )
 def test_a_hint_fits_what_kept_a_file_from_being_written(number: int, hint: str) -> None:
     assert place_or_room(OSError(number, "no")) == hint
+
+
+def test_a_new_file_that_got_no_line_is_not_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk was full from its beginning on. One that was there before stays, and so does one with a line."""
+
+    def full(*given: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    new, old, kept = (tmp_path / f"{name}.jsonl" for name in ("new", "old", "kept"))
+    old.touch()
+    files = [LineFile(path, PLAIN) for path in (new, old, kept)]
+    files[-1].append({"n": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        for file in files:
+            with pytest.raises(OutputFailed, match="No space left on device"):
+                file.append({"n": 2})
+    for file in files:
+        file.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept.jsonl", "old.jsonl"]
+    assert kept.read_text() == '{"n": 1}\n'
+
+
+def test_lines_of_a_file_that_was_removed_are_not_lost_in_silence(tmp_path: Path) -> None:
+    """By its name, or with its folder. A file that was moved is written to where it is."""
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "x.jsonl", tmp_path / "folder" / "x.jsonl"):
+        with LineFile(path, PLAIN, elsewhere="give another place") as file:
+            file.append({"n": 1})
+            path.rename(moved := path.with_name("moved.jsonl"))
+            file.append({"n": 2})
+            assert len(read_lines(moved, PLAIN)) == 2
+            moved.unlink()
+            with pytest.raises(OutputFailed, match="was removed while it was written to") as found:
+                file.append({"n": 3})
+            assert "give another place; what it held is gone" in str(found.value.hint)
+            path.write_text("somebody else's")
+        assert path.read_text() == "somebody else's"
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(errno.ENOSPC, "make room; nothing was written"), (errno.EACCES, lines_module.NOT_OPENED)],
+)
+def test_a_disk_without_room_for_another_name_is_to_get_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str
+) -> None:
+    def full(*given: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(OutputFailed) as found:
+        LineFile(tmp_path / "x.jsonl", PLAIN)
+    assert found.value.hint == said

@@ -14,7 +14,8 @@ largest number of a head is two to three times the usual one, and queries whose 
 have the same products with keys. Values have such dims in few layers, and mixing them would have to be undone behind attention.
 
 A move must rotate, so it mixes keys back, and rounds once more. It happens once in a block's life: behind another block it is not alone on a
-strip that begins with it, and is moved no further (`cache/pages.py::PagePool.join`). Even if it were, errors of
+strip that begins with it, and is moved no further (`cache/pages.py::PagePool.join`). Behind keys that were loaded from a sheet to
+other offsets, which are turned and rounded there (`EightBitStack.put`), it is one more. Even if there were many, errors of
 different roundings are independent: after a hundred they are ten times that of one.
 
     L  layers      S  slots      G  key/value heads      D, Dv  head dims

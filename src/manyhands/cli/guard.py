@@ -31,6 +31,8 @@ from manyhands.errors import (
     ManyhandsError,
     OutOfMemory,
     OutputFailed,
+    no_room_of,
+    place_or_room,
     scarcity_of,
 )
 
@@ -65,6 +67,7 @@ def guarded() -> Iterator[None]:
             or forbidden_path(error)
             or no_temporary_folder(error)
             or limit_of_system(error)
+            or full_disk(error)
         )
         if (interrupt := interrupt_behind(error)) is not None:
             raise _told(interrupt) from error
@@ -146,6 +149,20 @@ def no_temporary_folder(error: BaseException) -> OutputFailed | None:
     return OutputFailed(
         "there is no folder for temporary files that can be written to, as on a file system that is read-only",
         hint="Give one: TMPDIR=FOLDER, or a tmpfs at /tmp.",
+    )
+
+
+def full_disk(error: BaseException) -> OutputFailed | None:
+    """The error of a disk that takes no more, or may only be read, wherever something was written; None for other errors.
+
+    Libraries write, too: what they fetch, compile or put aside for a while.
+    """
+    failed = no_room_of(error)
+    if failed is None:
+        return None
+    where = "a file" if failed.filename is None else repr(str(failed.filename))
+    return OutputFailed(
+        f"{where} cannot be written: {failed.strerror or failed}", hint=place_or_room(failed)
     )
 
 

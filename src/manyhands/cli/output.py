@@ -106,8 +106,6 @@ class TraceFile:
     def __exit__(self, *_: object) -> None:
         if self._file is None:
             return
-        if self._is_empty and self._file.is_new:
-            self._file.path.unlink(missing_ok=True)
         try:
             self._file.close()
         except OutputFailed as failure:

@@ -7,12 +7,13 @@ command, two slashes begin a message with one.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from manyhands.errors import InvalidRequest, OutputFailed, counted
+from manyhands.errors import InvalidRequest, OutputFailed, counted, place_or_room
 from manyhands.prompts import Prompts
 from manyhands.schema.choosing import choosable, choose, flag_of, pairs
 from manyhands.schema.conversation import SYSTEM, Conversation, Message
@@ -144,11 +145,20 @@ class Talk:
         said = [{"role": each.role, "content": each.text} for each in self.earlier]
         try:
             with path.open("x", encoding="utf-8") as file:
-                file.write(json.dumps({"messages": said}, ensure_ascii=False, indent=2) + "\n")
+                try:
+                    file.write(json.dumps({"messages": said}, ensure_ascii=False, indent=2) + "\n")
+                    file.flush()
+                    os.fsync(file.fileno())
+                except BaseException:
+                    # Half of it would be in the way of the next try, which replaces nothing.
+                    path.unlink(missing_ok=True)
+                    raise
         except FileExistsError as error:
             raise InvalidRequest(f"{argument!r} exists", hint="Give another name.") from error
         except OSError as error:
-            raise OutputFailed(f"{argument!r} cannot be written: {error.strerror}") from error
+            raise OutputFailed(
+                f"{argument!r} cannot be written: {error.strerror}", hint=place_or_room(error)
+            ) from error
         return f"{argument} holds {counted(len(said), 'message')}"
 
     def _quit(self, argument: str) -> str:

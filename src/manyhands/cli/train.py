@@ -30,7 +30,8 @@ from manyhands.cli.stopping import exit_code_of, number_of
 from manyhands.errors import InvalidRequest, OutputFailed, counted, os_error_of, place_or_room
 from manyhands.hub import CHECKPOINT_FOLDER
 from manyhands.prompts import PROMPT_FILE, dump_prompts
-from manyhands.schema.lines import Line, read_lines
+from manyhands.schema.lines import Line
+from manyhands.schema.whole import whole_files
 from manyhands.text import Text
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from manyhands.school.recipe import Recipe
 
 _SECONDS_BETWEEN_LINES = 15.0
+# Files by which a folder is known as a model, or as an adapter of one: they come behind all others.
+_LAST = ("config.json", "adapter_config.json")
 _MANY_TOKENS = 4096  # of a step: more than a CPU does in a few seconds
 
 
@@ -55,7 +58,7 @@ def train(options: TrainOptions) -> None:
     import torch
 
     from manyhands.model.quiet import quiet
-    from manyhands.replay.train import LOG_LINES, Training
+    from manyhands.replay.train import Training
 
     kept = f"a checkpoint in {options.out}, if there is one, is whole"
     with going_on(kept), _together(options.device) as (device, rank):
@@ -99,13 +102,31 @@ def train(options: TrainOptions) -> None:
                     f"paused after {counted(run.step, 'step')}; the same command goes on from there"
                 )
                 return
-            with quiet():
-                _save(recipe, adapter, tokenizer, options.out)
-            shutil.copy(run.log, options.out / "log.jsonl")
-            last = read_lines(run.log, LOG_LINES)[-1]
-            account = _account(options, recipe, adapter, run, last)
-            (options.out / "training.json").write_text(json.dumps(account, indent=2) + "\n")
-            run.end()
+            # Half of a model would be taken for one: without its words it would speak others, say.
+            with quiet(), whole_files(options.out, _LAST) as fresh:
+                _save(recipe, adapter, tokenizer, fresh)
+                log = run.whole_log()
+                (fresh / "log.jsonl").write_text(log, encoding="utf-8")
+                last = json.loads(log.splitlines()[-1]) if log else None
+                account = _account(options, recipe, adapter, run, last)
+                (fresh / "training.json").write_text(
+                    json.dumps(account, indent=2) + "\n", encoding="utf-8"
+                )
+            try:
+                run.end()
+            except OSError as error:
+                _tell_unended(options.out, run, error)
+
+
+def _tell_unended(out: Path, run: training.Training, error: OSError) -> None:
+    """The model is whole, and nothing tells the same command so."""
+    there = f"train again from step {run.kept} on" if run.kept else "begin anew"
+    tell(
+        f"{out} has the model, but it cannot be noted that the training has ended: {error.strerror or error}; the same command "
+        f"would {there}",
+        "warning: ",
+        "yellow",
+    )
 
 
 def _interrupted(run: training.Training) -> str:
@@ -290,7 +311,7 @@ def _account(
     recipe: Recipe,
     adapter: ModelAdapter,
     run: training.Training,
-    last: Line,
+    last: Line | None,
 ) -> dict[str, Any]:
     """How the model came about; the loss curve is the log beside it."""
     import torch

@@ -55,5 +55,5 @@ def _write(path: Path, page: str) -> None:
     except OSError as error:
         raise OutputFailed(
             f"{str(path)!r} cannot be written: {error.strerror}",
-            hint=f"{place_or_room(error)} (--out)",
+            hint=f"{place_or_room(error)}, or name another with --out",
         ) from error

@@ -172,6 +172,7 @@ class Engine(OfOneProcess):
             is_known=self._is_known if self._speculation is not None else None,
             lookahead=self._lookahead,
             check=self._check_whole,
+            is_fetching=lambda: self.shelving is not None and self.shelving.is_fetching,
         )
         self.inside = self._scheduler.inside
 

@@ -52,6 +52,7 @@ class Preemption:
         queues: Queues,
         *,
         reserved_stay: bool = False,
+        is_fetching: Callable[[], bool] = lambda: False,
     ) -> None:
         if not overcommit >= 1:
             raise InvalidRequest(
@@ -60,6 +61,7 @@ class Preemption:
         self.pool = pool
         self.rebuild = rebuild
         self._reserved_stay = reserved_stay
+        self._is_fetching = is_fetching  # see `Scheduler`
         self.overcommit = overcommit if rebuild is not None else 1.0
         self._running = queues[RunState.RUNNING]
         self._preempted = queues[RunState.PREEMPTED]
@@ -169,7 +171,7 @@ class Preemption:
         if not self._outside:
             return
         for run in self._outside.oldest_first():
-            is_quiet = not self._running
+            is_quiet = not self._running and not self._is_fetching()
             margin = 0 if is_quiet else self.pool.num_pages // _MARGIN
             need = self._num_pages_to_return(run)
             if self._has_pages(need + margin, is_quiet=is_quiet) and self._has_states(run):

@@ -96,6 +96,7 @@ class Scheduler:
         is_known: Callable[[Step], bool] | None = None,
         lookahead: Lookahead | None = None,
         check: Callable[[Step], None] | None = None,
+        is_fetching: Callable[[], bool] = lambda: False,
     ) -> None:
         """`prompt_tokens` and `prompt_tokens_alone`: see `ModelSettings`; None: steps are fed whole, and as many as fit.
 
@@ -104,6 +105,7 @@ class Scheduler:
         `is_known`: whether `predict` answers a step without a pass (`engine/speculation.py`); None: it never does.
         `lookahead`: `predict` asks for the `expected` steps of the next pass and begins it; None: it does not.
         `check`: raises for a step that cannot be fed whole, before its first part is; None: `predict` alone says so.
+        `is_fetching`: whether runs wait for blocks that no pass writes (`engine/shelving.py`), and so are not at an end without one.
         """
         self.inside = OneThread()
         self.lookahead = lookahead
@@ -114,6 +116,7 @@ class Scheduler:
         self.predict = predict
         self.is_known = is_known
         self.check = check
+        self.is_fetching = is_fetching
         self.pool = pool
         self.max_tokens_per_pass = max_tokens_per_pass
         self.prompt_tokens = min(prompt_tokens or max_tokens_per_pass, max_tokens_per_pass)
@@ -128,7 +131,9 @@ class Scheduler:
         self.usage_of_each = usage_of_each
         self._num_passes = 0
         queues = new_queues()
-        self.preemption = Preemption(pool, rebuild, overcommit, queues, reserved_stay=reserved_stay)
+        self.preemption = Preemption(
+            pool, rebuild, overcommit, queues, reserved_stay=reserved_stay, is_fetching=is_fetching
+        )
         self._waiting = queues[RunState.WAITING]
         self._running = queues[RunState.RUNNING]
         self._blocked = queues[RunState.BLOCKED]
@@ -620,7 +625,7 @@ class Scheduler:
             refused = run
             if not self._offer(run):
                 stuck.append(run)
-        if stuck and not self._running and not self._preempted:
+        if stuck and not self._running and not self._preempted and not self.is_fetching():
             asked = stuck[0].asks()
             if asked is not None:
                 taken = self.preemption.num_pages_promised

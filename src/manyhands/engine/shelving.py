@@ -75,6 +75,15 @@ class Shelving:
         """Prompts of which sheets wait for room to be copied, before later passes."""
         return len(self._unsaved)
 
+    @property
+    def is_fetching(self) -> bool:
+        """Whether a fetch goes on, so that what waits for it goes on without a pass. One behind what a run feeds waits itself."""
+        return any(
+            (before := _before(fetch.wanted[0].node)) is None or before.is_written
+            for fetch in self._fetches
+            if fetch.wanted
+        )
+
     def num_saved(self, tokens: Tokens, tenant: str | None) -> int:
         """See `Shelf.num_saved`."""
         return self.sheets.num_saved(self._names(tokens, tenant)) * self.sheet_tokens

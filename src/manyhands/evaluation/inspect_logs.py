@@ -26,6 +26,7 @@ from manyhands.evaluation.judge import graded_by_judges, name_of, with_judgement
 from manyhands.evaluation.record import Header, Record, read_results, result_files
 from manyhands.evaluation.summary import Summary
 from manyhands.schema.plain import to_plain
+from manyhands.schema.whole import whole_file
 
 if TYPE_CHECKING:  # it is a large package, and asked for by few
     from inspect_ai.event import InfoEvent
@@ -59,7 +60,8 @@ def write_inspect_logs(folder: str | Path, out: str | Path) -> list[Path]:
         path = out / records.parent.name / f"{records.stem}.eval"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_eval_log(_log(summary), str(path), format="eval")
+            with whole_file(path) as fresh:
+                write_eval_log(_log(summary), str(fresh), format="eval")
         except OSError as error:
             raise OutputFailed(
                 f"{str(error.filename or path)!r} cannot be written: {error.strerror}",

@@ -12,19 +12,20 @@ follows in the same file and counts instead; any other second record of a sample
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from manyhands.errors import InvalidRequest
-from manyhands.replay.trace import SCORE, TRACE_LINES
+from manyhands.errors import InvalidRequest, OutputFailed, place_or_room
+from manyhands.replay.trace import SCORE
 from manyhands.schema.lines import Format, Line, LineFile, read_lines
 from manyhands.schema.plain import from_plain, plain_as, to_plain
+from manyhands.schema.whole import write_whole
 from manyhands.strategies.base import FinishedStep
 from manyhands.strategies.run_spec import RunSpec
 
@@ -272,14 +273,20 @@ def read_results(path: str | Path) -> Results:
 def keep_trace(records: Path, key: Key, lines: Sequence[Line], value: float) -> Path:
     """Keep a run's trace with the score of its answer: what it wrote can be learned (`replay/lessons.py`).
 
+    It is there as a whole or not at all: a training would take half a run for all of it, with the score of the whole.
     Raises OutputFailed where it cannot be written.
     """
     path = trace_path(records, key)
     header, *others = lines
-    with closing(LineFile(path, TRACE_LINES, sync=False, make_folder=True)) as file:
-        file.clear()
-        for line in ({**header, SCORE: value}, *others):
-            file.append(line)
+    told = "".join(json.dumps(line) + "\n" for line in ({**header, SCORE: value}, *others))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, told)
+    except OSError as error:
+        raise OutputFailed(
+            f"{str(path)!r} cannot be written: {error.strerror or error}",
+            hint=f"{place_or_room(error)}, and the same command goes on",
+        ) from error
     return path
 
 

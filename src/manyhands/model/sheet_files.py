@@ -584,8 +584,10 @@ def _touch(path: Path, now: int) -> bool:
     """Whether the file is there; it was used `now`, in nanoseconds."""
     try:
         os.utime(path, ns=(now, now))
-    except OSError:
+    except FileNotFoundError:
         return False
+    except OSError:  # of a disk that may only be read by now, say: what it holds can be used
+        return os.path.isfile(path)
     return True
 
 

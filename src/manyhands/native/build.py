@@ -6,17 +6,19 @@ Python's headers, `plain.py` serves: the same integers, later. The environment v
 
 What is compiled is kept under `$XDG_CACHE_HOME/manyhands/native` (`~/.cache` without the variable), named by a digest of all that
 it was made of and by one of itself, and put there in one move: processes that start together may all compile it, and none loads
-half a file. Where nothing can be kept it is compiled at each start. Whatever goes wrong, `plain.py` serves.
+half a file, also where a linker has left one on a full disk and not said so. Where nothing can be kept it is compiled at each start. Whatever goes wrong, `plain.py` serves.
 """
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import importlib.util
 import os
 import shlex
 import shutil
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -104,7 +106,8 @@ def _folder() -> Path:
 def _kept(folder: Path, compiler: Sequence[str]) -> Path | None:
     """The file that was made of the same, if it is whole: half a library would end the process. Others are taken away."""
     for place in sorted(folder.glob(f"{_made_of(compiler)}-*{_SUFFIX}")):
-        if place == _named(folder, compiler, place.read_bytes()):
+        library = place.read_bytes()
+        if place == _named(folder, compiler, library) and _is_whole(library):
             return place
         place.unlink(missing_ok=True)
     return None
@@ -137,13 +140,37 @@ def _compile(compiler: Sequence[str], folder: Path) -> Path:
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
             raise _CannotCompile(f"{compiler[0]} failed: {lines[0][:200]}")
-        place = _named(folder, compiler, Path(name).read_bytes())
+        library = Path(name).read_bytes()
+        if not _is_whole(library):
+            raise OSError(
+                errno.ENOSPC, f"{compiler[0]} has made half a library and said nothing", name
+            )
+        place = _named(folder, compiler, library)
         os.replace(name, place)
         return place
     except subprocess.TimeoutExpired as error:
         raise _CannotCompile(f"{compiler[0]} took longer than {_SECONDS:.0f} s") from error
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+def _is_whole(library: bytes) -> bool:
+    """Whether a library holds all that its header speaks of.
+
+    GNU's ld (2.40) ends with 0 where the disk is full when it closes what it wrote, and leaves a file that is empty or cut off. The
+    table of sections stands at the end of an ELF file. Other formats are not looked into.
+    """
+    if not library.startswith(b"\x7fELF"):
+        return sys.platform != "linux" and bool(library)
+    is_64, order = library[4:5] == b"\2", "<" if library[5:6] == b"\1" else ">"
+    try:
+        (table,) = struct.unpack_from(
+            f"{order}{'Q' if is_64 else 'I'}", library, 40 if is_64 else 32
+        )
+        size, count = struct.unpack_from(f"{order}HH", library, 58 if is_64 else 46)
+    except struct.error:
+        return False
+    return bool(0 < table <= table + size * count <= len(library))
 
 
 def _imported(place: Path) -> ModuleType:

@@ -109,6 +109,8 @@ class Training:
         self.tokens = 0
         self.seconds = 0.0
         self.has_ended = False  # and nothing is left to go on from
+        self.progress: Progress | None = None  # of the newest step that was looked at
+        self.unlogged: list[dict[str, Any]] = []  # lines for which the log has no room
         parameters = [p for p in adapter.model.parameters() if p.requires_grad]
         decayed = [p for p in parameters if p.ndim > 1]
         others = [p for p in parameters if p.ndim <= 1]  # norms and biases
@@ -168,8 +170,8 @@ class Training:
 
         `pause`: minutes after which it stops for now, with a checkpoint (0: never). With `unkept`, a checkpoint that cannot
         be written does not end the training: the error is told there, the older one stays, and another is tried
-        a minute later. Behind the last step only the model is left to save, so that is told as well. The system's error is
-        raised for the last checkpoint of a training that is to go on, and without `unkept` for every one. Raises InvalidRequest if
+        a minute later. Behind the last step only the model is left to save, so that is told as well, and lines that the log has
+        no room for stay in `unlogged`. The system's error is raised for the last checkpoint of a training that is to go on, and without `unkept` for every one. Raises InvalidRequest if
         another training writes to the same folder, OutputFailed if its log cannot be written.
         """
         until = time.monotonic() + 60 * pause if pause else float("inf")
@@ -193,7 +195,6 @@ class Training:
         told = time.monotonic()
         between = 60 * self.settings.checkpoint_minutes
         due = told + between
-        unlogged: list[dict[str, Any]] = []  # lines for which there was no room
         batches = self._load()
         precision = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high")  # TF32 on a GPU: enough for gradients
@@ -207,18 +208,19 @@ class Training:
                 is_logged = self.step % self.settings.log_every == 0 or self.done >= 1
                 # Between lines of the log only now and then: reading the loss waits for the device.
                 if is_logged or time.monotonic() - told > _SECONDS_BETWEEN_REPORTS:
-                    progress = self._progress(learned)
+                    self.progress = progress = self._progress(learned)
                     told = time.monotonic()
                     if is_logged and log is not None:
-                        unlogged.append(asdict(progress))
-                        self._log(log, unlogged, may_wait=unkept is not None)
+                        self.unlogged.append(asdict(progress))
+                        self._log(log, may_wait=unkept is not None)
                     report(progress)
                 if time.monotonic() > due:
                     is_kept = self._keep(unkept)
                     wait = between if is_kept else min(between, _SECONDS_UNTIL_KEPT)
                     due = time.monotonic() + wait
             if log is not None:
-                self._log(log, unlogged, may_wait=False)
+                # Behind the last step the model is worth more than lines of its log.
+                self._log(log, may_wait=unkept is not None and self.done >= 1)
         finally:
             torch.set_float32_matmul_precision(precision)
             try:
@@ -289,15 +291,20 @@ class Training:
         model, optimizer = trained(self.adapter.model), self.optimizer.state_dict()
         self._write({"model": model, "optimizer": optimizer})
 
-    def _log(self, log: LineFile, lines: list[dict[str, Any]], *, may_wait: bool) -> None:
+    def _log(self, log: LineFile, *, may_wait: bool) -> None:
         """Add lines to the log; those that find no room wait for the next ones."""
         try:
-            log.append(*lines)
+            log.append(*self.unlogged)
         except OutputFailed:
             if not may_wait:
                 raise
         else:
-            lines.clear()
+            self.unlogged.clear()
+
+    def whole_log(self) -> str:
+        """The lines of the log, and behind them those for which it had no room."""
+        logged = self.log.read_text(encoding="utf-8") if self.log.exists() else ""
+        return logged + "".join(json.dumps(line) + "\n" for line in self.unlogged)
 
     def _keep(self, unkept: Callable[[OSError], None] | None) -> bool:
         """Write the checkpoint, or tell that it cannot be."""
@@ -319,6 +326,8 @@ class Training:
     def _write(self, state: dict[str, Any]) -> None:
         state |= {"step": self.step, "tokens": self.tokens, "seconds": self.seconds}
         state |= {"made_of": self.made_of}
+        # Once more where somebody has removed it: what was learned is worth a folder.
+        self.folder.mkdir(parents=True, exist_ok=True)
         fresh = self.checkpoint.with_suffix(".new")
         try:
             with fresh.open("wb") as file:
@@ -326,11 +335,11 @@ class Training:
                 file.flush()
                 # Else a power cut may leave an empty file under the right name.
                 os.fsync(file.fileno())
+            os.replace(fresh, self.checkpoint)
         except BaseException:
             # Half of one serves for nothing, and may be what fills the disk.
             fresh.unlink(missing_ok=True)
             raise
-        os.replace(fresh, self.checkpoint)
         self.kept = self.step
 
     def _resume(self) -> None:

@@ -35,9 +35,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from io import FileIO
 from typing import Any
 
-from manyhands.errors import InvalidRequest
+from manyhands.errors import InvalidRequest, OutputFailed
 from manyhands.sandbox.isolation import Isolation, find_isolation, lone_user, python_command
 from manyhands.sandbox.limits import Failed, FailureKind, Limits
 
@@ -76,19 +77,25 @@ def run_program(
 
     `prelude` is a program of ours that runs before it: names that it may use without an import.
 
-    InvalidRequest if this system cannot close a program in as it must, or starts no process.
+    InvalidRequest if this system cannot close a program in as it must, or starts no process. OutputFailed where what it is given
+    finds no room.
     """
     closed = isolation or find_isolation()
+    order_of_it = json.dumps(_order(prelude, source, limits, call)).encode()
     with ExitStack() as stack:
-        order = stack.enter_context(tempfile.TemporaryFile())
-        order.write(json.dumps(_order(prelude, source, limits, call)).encode())
-        order.seek(0)
-        standard_input = stack.enter_context(tempfile.TemporaryFile())
-        standard_input.write(given.encode())
-        standard_input.seek(0)
         folder = None
-        if not closed.has_own_folder:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+        try:
+            order = _holding(order_of_it, stack)
+            standard_input = _holding(given.encode(), stack)
+            if not closed.has_own_folder:
+                folder = stack.enter_context(
+                    tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+                )
+        except OSError as error:
+            raise OutputFailed(
+                f"a program cannot be run: the folder for temporary files cannot be written to: {error.strerror or error}",
+                hint="make room there, or name another folder: TMPDIR=FOLDER",
+            ) from error
         answers, theirs = os.pipe()
         stack.callback(os.close, answers)
         command = [*closed.command, *python_command(), "-c", _inside()]
@@ -113,6 +120,17 @@ def run_program(
         stack.enter_context(process)
         stack.callback(_kill, process)
         return _Watched(process, answers, limits).outcome(call)
+
+
+def _holding(content: bytes, stack: ExitStack) -> FileIO:
+    """A file without a name that holds this, to be read from its beginning. OSError where there is no room for it."""
+    # Without a buffer, which would be written once more where it is closed, and fail again.
+    file: FileIO = stack.enter_context(tempfile.TemporaryFile(buffering=0))  # noqa: SIM115
+    left = memoryview(content)
+    while left:
+        left = left[file.write(left) :]
+    file.seek(0)
+    return file
 
 
 def _order(prelude: str, source: str, limits: Limits, call: Call | None) -> dict[str, Any]:

@@ -17,6 +17,8 @@ Contract:
 - **Only files of this format are touched.** Before anything is changed every line is checked: JSON, an
   object, the fields of the format, the header. A file of gigabytes that is something else is refused by
   its first line.
+- **A file is there.** Of one that was removed while it is open, `append` says so: lines that go nowhere would be lost in silence.
+  One that is new and has got no line is not left behind.
 - **One writer.** The open file is locked (`filelock`, so on Windows too) until it is closed or its process
   ends. Readers need no lock.
 
@@ -43,7 +45,7 @@ from typing import Any, BinaryIO
 
 from filelock import lock_descriptor
 
-from manyhands.errors import InvalidRequest, ManyhandsError, OutputFailed, place_or_room
+from manyhands.errors import NO_ROOM, InvalidRequest, ManyhandsError, OutputFailed, place_or_room
 
 Line = dict[str, Any]
 PASSING = frozenset({"date", "command", "versions"})  # facts that may differ between two starts
@@ -191,7 +193,7 @@ class LineFile:
             self.is_new = not path.exists()
             self._file, self.is_regular = _opened(path, devices=devices)
         except OSError as error:
-            raise self._failure(error, hint=NOT_OPENED) from error
+            raise self._failure(error, hint=_not_opened(error)) from error
         try:
             self._lock(self._file)
             found = os.fstat(self._file)
@@ -200,10 +202,11 @@ class LineFile:
             self._size = found.st_size
             if sync and self.is_new:
                 _sync_folder(path.parent)
+            self._has_name = found.st_nlink > 0  # there are file systems that count no names
         except BaseException as error:
             os.close(self._file)
             if isinstance(error, OSError):
-                raise self._failure(error, hint=NOT_OPENED) from error
+                raise self._failure(error, hint=_not_opened(error)) from error
             raise
 
     def resume(self, header: Mapping[str, Any] | None = None) -> list[Line]:
@@ -236,6 +239,7 @@ class LineFile:
     def append(self, *lines: Mapping[str, Any]) -> None:
         """Add lines, all of them or none. Raises OutputFailed."""
         encoded = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+        self._check_is_there()
         try:
             self._cut()  # also what an interrupted `append` left
             _write_all(self._file, encoded)
@@ -286,9 +290,12 @@ class LineFile:
     def close(self) -> None:
         """Nothing more will be added; others may write from here on."""
         try:
-            os.close(self._file)
-        except OSError as error:  # some disks tell only now that they are full
-            raise self._failure(error) from error
+            self._remove_if_empty()
+        finally:
+            try:
+                os.close(self._file)
+            except OSError as error:  # some disks tell only now that they are full
+                raise self._failure(error) from error
 
     def __enter__(self) -> LineFile:
         return self
@@ -301,6 +308,25 @@ class LineFile:
         file = os.fdopen(os.dup(self._file), "rb")
         file.seek(0)
         return file
+
+    def _remove_if_empty(self) -> None:
+        """Leave no file behind that is new and has got no line, as where the disk was full from the beginning."""
+        if not self.is_new or not self.is_regular or self._size:
+            return
+        place = self.path.resolve()
+        with suppress(OSError):
+            found = os.fstat(self._file)
+            if not found.st_size and os.path.samestat(found, place.stat()):
+                place.unlink()
+
+    def _check_is_there(self) -> None:
+        """OutputFailed for a file that was removed meanwhile, by its name or with its folder."""
+        if self.is_regular and self._has_name and not os.fstat(self._file).st_nlink:
+            again = ", and the same command begins anew" if self._goes_on else ""
+            raise OutputFailed(
+                f"{str(self.path)!r} was removed while it was written to",
+                hint=f"leave it where it is as long as the command runs{self._or_elsewhere}; what it held is gone{again}",
+            )
 
     def _cut(self) -> None:
         """Let the file end behind its last whole line."""
@@ -350,6 +376,11 @@ class LineFile:
             hint=hint
             or f"{place_or_room(error)}{self._or_elsewhere}; what was written so far is kept{goes_on}",
         )
+
+
+def _not_opened(error: OSError) -> str:
+    """The hint where a file cannot be opened: a full disk may lack the room for another name."""
+    return f"{place_or_room(error)}; nothing was written" if error.errno in NO_ROOM else NOT_OPENED
 
 
 def _opened(path: Path, *, devices: bool) -> tuple[int, bool]:
