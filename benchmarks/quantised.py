@@ -125,7 +125,8 @@ class Measurement:
 
     def tune(self, shape: Shape) -> None:
         """The four-bit kernel with many tiles; the best for each product and number of tokens."""
-        from manyhands.model.kernels.w4a16 import Tiles, choose_tiles, product
+        from manyhands.model.kernels.w4a16 import product
+        from manyhands.model.kernels.w4a16_tiles import Tiles, choose_tiles
 
         for name, (inputs, outputs) in zip(NAMES, shape.products()[:4], strict=True):
             layers = [

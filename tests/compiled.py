@@ -67,6 +67,7 @@ from manyhands.model.kernels import (
     rows,
     skinny,
     w4a16,
+    w4a16_tiles,
 )
 from manyhands.model.kernels.experts import MOST_TOKENS, ExpertGate, ExpertWeights, choose
 from manyhands.model.quantised.linear import Float8Linear
@@ -274,18 +275,18 @@ def products(capability: int) -> None:
         )
     layer = Int4Linear.from_weight(torch.randn(128, 256), None)
     packed = (layer.packed, layer.scales, layer.zeros, None, layer.group, layer.arrived)
-    w4a16.product(zeros(2, 256), *packed, w4a16.Tiles(parts=2))
-    ringed = w4a16.Tiles(row_warps=2, stages=4, parts=2)
+    w4a16.product(zeros(2, 256), *packed, w4a16_tiles.Tiles(parts=2))
+    ringed = w4a16_tiles.Tiles(row_warps=2, stages=4, parts=2)
     w4a16.product(zeros(2, 256), *packed, ringed)
     scales, offsets = (each.repeat_interleave(layer.group // 32, 0) for each in packed[1:3])
     fine = (layer.packed, scales, offsets, None, 32, layer.arrived)
     w4a16.product(zeros(2, 256), *fine, replace(ringed, stages=3))
-    shared = w4a16.Tiles(stages=4, programs=2)
+    shared = w4a16_tiles.Tiles(stages=4, programs=2)
     w4a16.product(zeros(2, 256), *packed, shared, activation="silu")
-    w4a16.product(zeros(16, 256), *packed, w4a16.Tiles(eights=2, stages=3, parts=2))
+    w4a16.product(zeros(16, 256), *packed, w4a16_tiles.Tiles(eights=2, stages=3, parts=2))
     w4a16.product(zeros(64, 256), *packed)
     for tokens in (2, 16, 64):
-        w4a16.product(zeros(tokens, 256), *packed, w4a16.Tiles(parts=2), activation="silu")
+        w4a16.product(zeros(tokens, 256), *packed, w4a16_tiles.Tiles(parts=2), activation="silu")
     w4a16.dequantise(*packed[:3], layer.group, DTYPE)
     packed_experts = [
         mxfp4.PackedWeights(

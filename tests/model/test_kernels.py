@@ -36,6 +36,7 @@ from manyhands.model.kernels import (
     rows,
     skinny,
     w4a16,
+    w4a16_tiles,
 )
 from manyhands.model.quantised.linear import Float8Linear
 
@@ -519,7 +520,11 @@ def _layer(outputs: int, inputs: int, *, bias: bool, group: int | None = None) -
 
 
 def _product(
-    layer: Int4Linear, x: Tensor, tiles: w4a16.Tiles, fast: bool, activation: str | None = None
+    layer: Int4Linear,
+    x: Tensor,
+    tiles: w4a16_tiles.Tiles,
+    fast: bool,
+    activation: str | None = None,
 ) -> Tensor:
     parts = (layer.packed, layer.scales, layer.zeros, layer.bias, layer.group)
     return w4a16.product(x, *parts, layer.arrived, tiles, activation=activation, fast=fast)
@@ -540,12 +545,12 @@ def _exact(layer: Int4Linear, x: Tensor) -> Tensor:
 
 
 TILES = {
-    "one eight": w4a16.Tiles(),
-    "two eights": w4a16.Tiles(eights=2, ahead=1, parts=2),
-    "whole blocks": w4a16.Tiles(pairs=2, eights=4, ahead=1, hold=False, compact=True),
-    "ring": w4a16.Tiles(row_warps=2, stages=3, parts=2),
-    "ring of shares": w4a16.Tiles(eights=2, stages=3, programs=3),
-    "warps for tokens": w4a16.Tiles(2, 2, row_warps=2, token_warps=2, parts=3, compact=True),
+    "one eight": w4a16_tiles.Tiles(),
+    "two eights": w4a16_tiles.Tiles(eights=2, ahead=1, parts=2),
+    "whole blocks": w4a16_tiles.Tiles(pairs=2, eights=4, ahead=1, hold=False, compact=True),
+    "ring": w4a16_tiles.Tiles(row_warps=2, stages=3, parts=2),
+    "ring of shares": w4a16_tiles.Tiles(eights=2, stages=3, programs=3),
+    "warps for tokens": w4a16_tiles.Tiles(2, 2, row_warps=2, token_warps=2, parts=3, compact=True),
 }
 
 
@@ -555,7 +560,7 @@ TILES = {
 @pytest.mark.parametrize(("tokens", "inputs"), [(1, 512), (4, 640), (17, 192), (40, 96)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_products_of_four_bits(
-    tokens: int, inputs: int, tiles: w4a16.Tiles, dtype: torch.dtype, fast: bool
+    tokens: int, inputs: int, tiles: w4a16_tiles.Tiles, dtype: torch.dtype, fast: bool
 ) -> None:
     """Groups of 128, 64 and 32; outputs and tokens that do not fill a tile; more parts than spans."""
     layer = _layer(150, inputs, bias=tokens > 1)
@@ -572,7 +577,7 @@ def test_products_of_four_bits(
 @pytest.mark.parametrize(("tokens", "inputs", "width"), [(4, 640, 64), (17, 192, 192)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_gated_products_of_four_bits(
-    tokens: int, inputs: int, width: int, tiles: w4a16.Tiles, dtype: torch.dtype, fast: bool
+    tokens: int, inputs: int, width: int, tiles: w4a16_tiles.Tiles, dtype: torch.dtype, fast: bool
 ) -> None:
     """One launch gives what a product and its gates in two give, bit for bit; widths that do not fill a tile."""
     layer = _layer(2 * width, inputs, bias=tokens > 4)
@@ -611,7 +616,7 @@ def test_rings(tokens: int, group: int, stages: int, parts: int, fast: bool) -> 
     layer = _layer(100, inputs, bias=True, group=group)
     rows = torch.full((9, inputs), torch.nan, device=DEVICE, dtype=torch.bfloat16)
     x = rows[:tokens].copy_(_normal(tokens, inputs))
-    tiles = w4a16.Tiles(row_warps=2, stages=stages, parts=parts)
+    tiles = w4a16_tiles.Tiles(row_warps=2, stages=stages, parts=parts)
     ours = _product(layer, x, tiles, fast)
     _close(ours, _exact(layer, x).to(x.dtype))
     assert _repeats(ours, lambda: _product(layer, x, tiles, fast))
@@ -624,7 +629,7 @@ def test_shares(programs: int, fast: bool) -> None:
     """Programs with several tiles, with parts of two, and more programs than there are spans (45)."""
     layer = _layer(600, 1152, bias=True, group=128)
     x = _normal(11, 1152, dtype=torch.bfloat16)
-    tiles = w4a16.Tiles(eights=2, stages=3, programs=programs)
+    tiles = w4a16_tiles.Tiles(eights=2, stages=3, programs=programs)
     ours = _product(layer, x, tiles, fast)
     _close(ours, _exact(layer, x).to(x.dtype))
     assert not layer.arrived.any()
@@ -633,7 +638,7 @@ def test_shares(programs: int, fast: bool) -> None:
 
 @FAST
 @pytest.mark.parametrize("tiles", TILES.values(), ids=TILES)
-def test_inputs_out_of_line(tiles: w4a16.Tiles, fast: bool) -> None:
+def test_inputs_out_of_line(tiles: w4a16_tiles.Tiles, fast: bool) -> None:
     """Rows apart, and rows that begin between two places that 16 bytes can be loaded from."""
     layer, x = _layer(72, 256, bias=False), _normal(3, 256, dtype=torch.float16)
     expected = _product(layer, x, tiles, fast)
@@ -650,9 +655,9 @@ def test_every_weight_is_in_its_place(compact: bool, fast: bool) -> None:
     layer = _layer(128, 64, bias=False)
     layer.scales.fill_(0.5)
     x = torch.eye(64, device=DEVICE, dtype=torch.float16)
-    ours = _product(layer, x, w4a16.Tiles(pairs=2, eights=4, ahead=1, compact=compact), fast)
+    ours = _product(layer, x, w4a16_tiles.Tiles(pairs=2, eights=4, ahead=1, compact=compact), fast)
     assert torch.equal(ours.t(), layer.dequantised(torch.float16))
-    assert torch.equal(ours, _product(layer, x, w4a16.Tiles(row_warps=2, stages=3), fast))
+    assert torch.equal(ours, _product(layer, x, w4a16_tiles.Tiles(row_warps=2, stages=3), fast))
 
 
 @FAST
@@ -663,7 +668,7 @@ def test_scales_of_every_kind(scales: torch.dtype, compact: bool, fast: bool) ->
     layer, x = _layer(72, 512, bias=False, group=32), _normal(3, 512, dtype=torch.float16)
     layer.scales = (layer.scales * torch.randn_like(layer.scales.float()).sign()).to(scales)
     layer.scales[0] = layer.scales[5:7] = layer.scales[-1] = 0
-    ours = _product(layer, x, w4a16.Tiles(eights=2, parts=2, compact=compact), fast)
+    ours = _product(layer, x, w4a16_tiles.Tiles(eights=2, parts=2, compact=compact), fast)
     _close(ours, _exact(layer, x).to(torch.float16))
 
 
@@ -673,7 +678,7 @@ def test_scales_of_every_kind(scales: torch.dtype, compact: bool, fast: bool) ->
 def test_spans_of_several_groups(group: int, scales: torch.dtype, fast: bool) -> None:
     layer, x = _layer(72, 512, bias=True, group=group), _normal(3, 512, dtype=torch.float16)
     layer.scales = layer.scales.to(scales)
-    _close(_product(layer, x, w4a16.Tiles(parts=2), fast), _exact(layer, x).to(torch.float16))
+    _close(_product(layer, x, w4a16_tiles.Tiles(parts=2), fast), _exact(layer, x).to(torch.float16))
     ours = w4a16.dequantise(*_stored(layer), torch.float32)
     torch.testing.assert_close(ours, layer.dequantised(torch.float32), rtol=1e-6, atol=0)
 
@@ -691,34 +696,37 @@ def test_unpacking(dtype: torch.dtype, inputs: int) -> None:
 def test_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inputs are cut until one more part would not be at work at once with the others, and no further."""
     device = torch.device("cpu")  # 132 processors
-    monkeypatch.setattr(w4a16, "shared_memory", lambda device: 101376)
-    assert w4a16.choose_tiles(1, 55296, 40, device) == w4a16.Tiles()
-    assert w4a16.choose_tiles(1, 5120, 216, device).parts == 13
-    assert w4a16.choose_tiles(8, 7168, 40, device).parts == 8  # as long as if they were nine
-    assert w4a16.choose_tiles(4, 4096, 32, device).parts == 11  # of three spans, not of two
-    assert w4a16.choose_tiles(1, 64, 2, device).parts == 1
-    assert w4a16.choose_tiles(16, 5120, 40, device) == w4a16.Tiles(eights=2, parts=8)
-    long = w4a16.Tiles(eights=2, row_warps=2, ahead=1, parts=13)
-    assert w4a16.choose_tiles(16, 5120, 216, device) == long
-    assert w4a16.choose_tiles(16, 24576, 32, device) == w4a16.Tiles(eights=2, parts=2)
-    assert w4a16.choose_tiles(16, 55296, 40, device) == w4a16.Tiles(eights=2, ahead=1)
-    wide, medium = (w4a16.choose_tiles(32, outputs, 40, device) for outputs in (55296, 24576))
+    monkeypatch.setattr(w4a16_tiles, "shared_memory", lambda device: 101376)
+    assert w4a16_tiles.choose_tiles(1, 55296, 40, device) == w4a16_tiles.Tiles()
+    assert w4a16_tiles.choose_tiles(1, 5120, 216, device).parts == 13
+    assert w4a16_tiles.choose_tiles(8, 7168, 40, device).parts == 8  # as long as if they were nine
+    assert w4a16_tiles.choose_tiles(4, 4096, 32, device).parts == 11  # of three spans, not of two
+    assert w4a16_tiles.choose_tiles(1, 64, 2, device).parts == 1
+    assert w4a16_tiles.choose_tiles(16, 5120, 40, device) == w4a16_tiles.Tiles(eights=2, parts=8)
+    long = w4a16_tiles.Tiles(eights=2, row_warps=2, ahead=1, parts=13)
+    assert w4a16_tiles.choose_tiles(16, 5120, 216, device) == long
+    assert w4a16_tiles.choose_tiles(16, 24576, 32, device) == w4a16_tiles.Tiles(eights=2, parts=2)
+    assert w4a16_tiles.choose_tiles(16, 55296, 40, device) == w4a16_tiles.Tiles(eights=2, ahead=1)
+    wide, medium = (w4a16_tiles.choose_tiles(32, outputs, 40, device) for outputs in (55296, 24576))
     assert (wide.outputs, wide.parts, medium.outputs, medium.parts) == (256, 1, 128, 2)
-    assert w4a16.choose_tiles(17, 5120, 216, device).parts == 6
-    assert w4a16.choose_tiles(64, 5120, 216, device).parts == 6
-    assert w4a16.choose_tiles(256, 5120, 216, device).parts == 3
+    assert w4a16_tiles.choose_tiles(17, 5120, 216, device).parts == 6
+    assert w4a16_tiles.choose_tiles(64, 5120, 216, device).parts == 6
+    assert w4a16_tiles.choose_tiles(256, 5120, 216, device).parts == 3
 
 
 def test_tiles_with_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many programs as a processor has room for; where tiles have no two parts, equal shares."""
     device = torch.device("cpu")
-    monkeypatch.setattr(w4a16, "shared_memory", lambda device: 232448)
+    monkeypatch.setattr(w4a16_tiles, "shared_memory", lambda device: 232448)
 
     def parts_or_programs(tokens: int, inputs: int, outputs: int) -> int:
-        tiles = w4a16.choose_tiles(tokens, outputs, inputs // 128, device)
-        few, sixteen = w4a16.Tiles(row_warps=2, stages=4), w4a16.Tiles(eights=2, stages=3)
+        tiles = w4a16_tiles.choose_tiles(tokens, outputs, inputs // 128, device)
+        few, sixteen = (
+            w4a16_tiles.Tiles(row_warps=2, stages=4),
+            w4a16_tiles.Tiles(eights=2, stages=3),
+        )
         if tiles.programs:
-            few = w4a16.Tiles(stages=4)
+            few = w4a16_tiles.Tiles(stages=4)
         base = few if tokens <= 8 else sixteen
         assert tiles == replace(base, parts=tiles.parts, programs=tiles.programs)
         return tiles.programs or tiles.parts
@@ -731,8 +739,10 @@ def test_tiles_with_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [parts_or_programs(16, *each) for each in qwen3] == [7, 7, 2, 16]
     assert parts_or_programs(8, 256, 64) == 1
     assert parts_or_programs(8, 5120, 152064) == 3 * 132
-    assert w4a16.choose_tiles(8, 5120, 40, device, 128, 32).stages == 3  # scales take their room
-    assert w4a16.choose_tiles(17, 5120, 40, device).stages == 0
+    assert (
+        w4a16_tiles.choose_tiles(8, 5120, 40, device, 128, 32).stages == 3
+    )  # scales take their room
+    assert w4a16_tiles.choose_tiles(17, 5120, 40, device).stages == 0
 
 
 # -- experts ---------------------------------------------------------------------------------------

@@ -76,9 +76,8 @@ _COUNT = gl.constexpr(11)
 _FACTS = gl.constexpr(12)
 # ... and facts of each of its rows.
 _TOKEN = gl.constexpr(0)
-_PLACE = gl.constexpr(
-    1
-)  # of its output, or partial; of an output among partials all bits are turned
+# Of its output, or partial. Of an output among partials all bits are turned.
+_PLACE = gl.constexpr(1)
 _LOW = gl.constexpr(2)
 _LAST = gl.constexpr(3)
 _OF_ROWS = gl.constexpr(4)

@@ -3,8 +3,8 @@
 A decode step reads every weight once and computes next to nothing with it, so each extra launch is
 time lost. `norms` joins a residual sum with the norms around it, `gated` an activation with its gate,
 `rows` scales activations to float8, `skinny` and `w4a16` multiply few tokens with ordinary weights and
-with such of four bits (`w4a16_ring` is how these come to a program when tokens are fewest, by what `copies`
-has), `gate_up` up to 128 tokens with both halves of a gated weight, `ring` 33 to 128 with weights that fill
+with such of four bits (`w4a16_tiles` cuts these products for a device, and `w4a16_ring` is how weights come to a
+program when tokens are fewest, by what `copies` has), `gate_up` up to 128 tokens with both halves of a gated weight, `ring` 33 to 128 with weights that fill
 Hopper's processors evenly, `experts` tokens with the weights of the experts that were chosen for them, `experts_many` those of prompts, `mxfp4`
 with such of four bits, whose share of a thread `fragments` has in common with `w4a16`, and `drawing` takes tokens from
 logits. Each has a twin in plain torch beside the module that calls it: the twin is what runs on a CPU, where
