@@ -49,8 +49,8 @@ def test_a_text_stands_for_a_value_of_its_type(kind: Any, text: str, value: Any)
 
 def declared(kind: type, prefix: str = "") -> Iterator[str]:
     """The paths of all settings that are declared for users."""
-    for name, setting in settings_of(kind).items():
-        if setting.by != "code":
+    for name, one in settings_of(kind).items():
+        if one.by != "code":
             inner = get_type_hints(kind)[name]
             is_more = isinstance(inner, type) and is_dataclass(inner)
             yield from declared(inner, f"{prefix}{name}.") if is_more else [prefix + name]
