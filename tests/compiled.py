@@ -515,21 +515,28 @@ def latents(steps: tuple[Step, ...], tiling: Tiling | None = None) -> None:
 
 
 def expanded() -> None:
-    """A prompt of latents in the expanded form, and one behind a history: outputs, and partials."""
+    """A prompt of latents in the expanded form, one behind a history, and both at once: outputs, partials, and either."""
     shape = LayerShape(4, 4, 192, 128, is_expanded=True)
     planner, block = Planner(PagePool(64, PAGE)), Block("history")
-    views = View([block]), View([block, Block("prompt")])
-    for view, interleaved, processors in zip(views, (True, False), (2, 132), strict=True):
-        tiling = Tiling(1, 4, processors, large_rows=64, specialised_rows=128)
+    behind, other = View([block, Block("prompt")]), Block()
+    steps = (
+        ((View([block]), 300),),
+        ((behind, 300),),
+        ((View([other]), 300), (View([other, Block()]), 100)),
+    )
+    for fed, interleaved, processors in zip(steps, (True, False, True), (2, 132, 1), strict=True):
+        tiling = Tiling(1, 4, processors, large_rows=64, specialised_rows=128, least_left=256)
         backend = TritonBackend([shape], DTYPE, CPU, triton_backend.of_expanded(tiling))
         rope = Rope(torch.ones(32), 64, interleaved)
         store = LayerStore(zeros(64 * PAGE, 4, 192), zeros(64 * PAGE, 4, 128), rope)
         backend.interpreted = True
-        prepared = backend.prepare(planner.plan(Step([Row(view, (1,) * 300)])), CPU)
-        view.own.tokens.extend((1,) * 300)
+        step = Step([Row(view, (1,) * count) for view, count in fed])
+        prepared = backend.prepare(planner.plan(step), CPU)
+        for row in step.rows:
+            row.view.own.tokens.extend(row.feed)
         backend.interpreted = False
-        call = LayerCall(layer=0, scaling=0.1)
-        backend.attend(store, zeros(300, shape.num_heads, shape.head_dim), prepared, call)
+        q = zeros(sum(count for _, count in fed), shape.num_heads, shape.head_dim)
+        backend.attend(store, q, prepared, LayerCall(layer=0, scaling=0.1))
 
 
 def launched(

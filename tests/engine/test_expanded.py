@@ -403,17 +403,23 @@ def test_a_pass_with_much_of_prompts_is_never_recorded(
 
 
 def test_kernels_of_prompts_are_loaded_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For prompts whose heads are split, and for such as leave outputs."""
+    """For prompts whose heads are split, for such as leave outputs, and for several of which some leave outputs."""
     engine = kernels_engine(monkeypatch, serves=True)
     executor: Any = executor_of(engine)
     form = executor.passes.expanded
-    monkeypatch.setattr(expanded, "_LOADED", (5, 40))
+    tiling = {"large_rows": 16, "most_small_rows": 0, "num_processors": 2, "least_left": 8}
+    form.backend.tiling = replace(form.backend.tiling, **tiling)
+    sizes = [[5], [40], [40, 5]]
+    assert [len(each) for each in expanded._LOADED] == [1, 1, 2]
+    monkeypatch.setattr(expanded, "_LOADED", sizes)
     lengths: list[int] = []
+    leaving: list[bool] = []
     usual = form.backend.attend
 
     def noted(store: Any, q: Tensor, prepared: Any, call: Any) -> Tensor:
-        assert len(store.keys) < len(q) + engine.pool.page_size, "no page more than it fills"
+        assert len(store.keys) < len(q) + 2 * engine.pool.page_size, "no page more than they fill"
         lengths.append(len(q))
+        leaving.append(prepared.capacity.end_merged > 0)
         out: Tensor = usual(store, q, prepared, call)
         return out
 
@@ -421,7 +427,10 @@ def test_kernels_of_prompts_are_loaded_ahead(monkeypatch: pytest.MonkeyPatch) ->
     passes = GraphedPasses(executor.adapter, executor.memory, executor.backend, Again())
     passes.expanded = form
     passes.record_ahead(engine.pool.page_size, lambda done, whole: None, 2048)
-    assert lengths[-2:] == [5, 40], "behind those that are compiled at once, on a GPU"
+    assert lengths[-3:] == [5, 40, 45], "behind those that are compiled at once, on a GPU"
+    assert leaving[-3:] == [False, False, True], (
+        "tokens that have one partial beside those that have two"
+    )
     monkeypatch.setattr(expanded, "room_of_passes", lambda device: 0)
     lengths.clear()
     form.load(executor.memory, engine.pool.page_size)

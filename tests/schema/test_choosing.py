@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, get_type_hints
 
+import numpy as np
 import pytest
 
 from manyhands.errors import InvalidRequest
 from manyhands.schema.choosing import choosable, choose, pairs, read
-from manyhands.schema.setting import settings_of
+from manyhands.schema.setting import setting, settings_of
 from manyhands.strategies.methods import METHODS
 from manyhands.strategies.settings import SharedSettings, SoloSettings, TeamSettings
 
@@ -46,8 +49,8 @@ def test_a_text_stands_for_a_value_of_its_type(kind: Any, text: str, value: Any)
 
 def declared(kind: type, prefix: str = "") -> Iterator[str]:
     """The paths of all settings that are declared for users."""
-    for name, setting in settings_of(kind).items():
-        if setting.by != "code":
+    for name, one in settings_of(kind).items():
+        if one.by != "code":
             inner = get_type_hints(kind)[name]
             is_more = isinstance(inner, type) and is_dataclass(inner)
             yield from declared(inner, f"{prefix}{name}.") if is_more else [prefix + name]
@@ -80,6 +83,29 @@ def test_what_cannot_be_is_said(chosen: dict[str, str], said: str) -> None:
     if "have no" in said:
         assert "check_every" in found.value.hint
         assert "draw" not in found.value.hint
+
+
+@dataclass(frozen=True)
+class OddlyBounded:
+    """Bounds that JSON has no numbers for, and those of another library."""
+
+    most: float = setting(1.0, "a", above=-math.inf, at_most=math.inf)
+    rounds: int = setting(np.int64(2), "b", at_least=np.int64(1), below=np.float32(9.5))
+
+
+def test_bounds_are_told_as_numbers_that_json_has() -> None:
+    told = {path: one.schema for path, one in choosable(OddlyBounded()).items()}
+    assert told == {
+        "most": {"type": "number", "default": 1.0, "description": "a"},
+        "rounds": {
+            "type": "integer",
+            "minimum": 1,
+            "exclusiveMaximum": 9.5,
+            "default": 2,
+            "description": "b",
+        },
+    }
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
 
 
 def test_a_pair_needs_a_sign() -> None:

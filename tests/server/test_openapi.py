@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from starlette.routing import Route
 
 import manyhands
+from manyhands.cache.step import Choice
 from manyhands.schema.choosing import choosable
 from manyhands.schema.openai import InvalidField
+from manyhands.schema.plain import to_plain
 from manyhands.server.app import make_app
 from manyhands.server.asked import Served, understand_run
 from manyhands.server.openapi import description
@@ -192,6 +194,28 @@ def test_methods_are_told_with_settings_that_a_run_takes(client: httpx2.Client) 
                 assert path.rpartition(".")[2] in refused.value.param
                 num_beyond += 1
     assert num_beyond > 100
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_defaults_are_told_as_a_run_has_them(seed: int | None) -> None:
+    """A model that samples by itself does so in methods, too, and where the server has no seed each run has its own."""
+    own = Choice(temperature=0.6, top_k=20)
+    served = Served(NAME, TEXT, own=own, seed=seed)
+    told = served.methods
+    common = told["settings"]
+    assert common["seed"]["default"] == seed
+    assert common["seed"]["type"] == ("integer" if seed is not None else ["integer", "null"])
+    assert common["choice.temperature"]["default"] == 0.6
+    for one in told["data"]:
+        spec = understand_run({"problem": "a", "method": one["id"]}, served).spec
+        assert spec is not None
+        chosen = choosable(spec.settings)
+        for path, schema in {**common, **one["settings"]}.items():
+            assert (path, schema["default"]) in (
+                (path, to_plain(chosen[path].default)),
+                ("seed", seed),
+            )
+        assert "seed" not in one["settings"], "all have the same"
 
 
 def test_methods_that_the_network_does_not_bear_are_not_told() -> None:

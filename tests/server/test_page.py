@@ -752,7 +752,7 @@ def test_an_installed_method_is_offered_with_its_settings(
         asked = server.posted[0][2]
         assert asked == {
             "problem": asked["problem"], "method": "round_table", "budget": 2048, "workers": 2,
-            "most_rounds": 12, "tone": "rough", "is_open": True, "motto": "",
+            "most_rounds": 12, "tone": "rough", "is_open": True,
         }  # fmt: skip
         page.goto(server.address)
         page.wait_for_selector(".method-card:has-text('Round table')")
@@ -771,6 +771,63 @@ def test_an_installed_method_is_offered_with_its_settings(
     page.reload()
     page.wait_for_selector(".hello :text('Qwen3-8B')")
     assert page.locator(".method-card:visible").count() == len(METHODS.rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OddSettings(Settings):
+    """Settings with names that the form or a run has for other things, and defaults that a field does not hold."""
+
+    budget: int = setting(64, "Passes.", at_least=8, at_most=512)
+    problem: str = setting("mine", "What troubles it.")
+    model: str = setting("of the world", "Which.")
+    method: str = setting("by hand", "How.")
+    lines: str = setting("one\ntwo\u202e", "Several lines.")
+    large: int = setting(2**60 + 1, "More than a page counts to.")
+    share: float = setting(0.5, "A part.", above=0, below=1)
+
+
+def test_what_is_not_chosen_of_an_installed_method_is_left_out(
+    visit: Opens, server: PageServer, team: ScriptedRun
+) -> None:
+    """A setting named `problem` took the place of the problem, and a default of several lines became one."""
+    odd = replace(METHODS["sequential"], name="odd", settings=OddSettings)
+    usual, server.methods = server.methods, methods_told({**METHODS.rows, "odd": odd})
+    server.begun, server.model = live(team), "Qwen3-8B"
+    server.posted.clear()
+    page = visit(server.address).page
+    budget = "#new-budget"
+    try:
+        page.wait_for_selector(".method-card:has-text('Odd')")
+        page.fill("#new-problem", "How many are there?")
+        assert page.input_value(budget) == "2048"
+        page.click(".method-card:has-text('Odd')")
+        assert words_of(page, ".numbers > :not([hidden]) label") == [
+            "Workers", "Budget, in passes", "Lines", "Large", "Share",
+        ]  # fmt: skip
+        assert page.input_value(budget) == "64"
+        is_sound = "document.querySelector('form.new').checkValidity()"
+        page.fill(budget, "513")
+        assert page.evaluate(is_sound) is False
+        page.fill(budget, "512")
+        assert page.evaluate(is_sound) is True
+        page.click("button.primary")
+        page.wait_for_selector(".column")
+        expected = {"problem": "How many are there?", "method": "odd", "budget": 512}
+        assert server.posted[0][2] == expected
+        page.goto(server.address)
+        page.wait_for_selector(".method-card:has-text('Odd')")
+        page.click(".method-card:has-text('Odd')")
+        page.click(".method-card:has-text('Alone')")
+        assert page.input_value(budget) == "2048"
+        page.fill(budget, "4096")
+        assert page.evaluate(is_sound) is True
+        page.click(".method-card:has-text('Team')")
+        assert page.input_value(budget) == "4096", "it is for all of ours"
+    finally:
+        server.methods = usual
+    page.goto(server.address)
+    page.reload()
+    page.wait_for_selector(".hello :text('Qwen3-8B')")
 
 
 def test_methods_by_prompt_are_offered_and_drawn_as_what_they_are(

@@ -135,6 +135,15 @@ FAULTY = {
         a_method("faulty") + "OWN = replace(OWN, names=lambda settings, prompt: ['A'])\n",
         "its names are ['A']; expected a tuple of texts",
     ),
+    "no number to tell": (
+        a_method("faulty", "most: float = setting(float('inf'), 'Most.')")
+        + "OwnSettings.__post_init__ = lambda self: None\n",
+        "what it says of itself cannot be told over HTTP: Out of range float values",
+    ),
+    "no text to tell": (
+        a_method("faulty") + "OWN = replace(OWN, about='one \\ud800')\n",
+        "what it says of itself cannot be told over HTTP: 'utf-8' codec can't encode",
+    ),
     "a field that was": (
         a_method("faulty") + "OWN = replace(OWN, listening=True)\n",
         "cannot be imported: TypeError: ",

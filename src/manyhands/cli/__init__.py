@@ -114,13 +114,7 @@ def main() -> None:
     Another rank of torchrun's follows rank 0, but in a training: there each process learns its own share.
     """
     try:
-        if sys.argv[1:2] != ["train"]:
-            follow_if_other()
-        app(prog_name="manyhands")
-    except SystemExit as end:
-        if not end.code and sys.argv[1:2] != ["train"]:  # where it is an error torchrun ends them
-            let_others_go()
-        raise
+        _run_command()
     except InvalidRequest as error:  # of torchrun's settings: no command has begun
         os.write(2, f"error: {error}\n{error.hint}\n".encode())
         sys.exit(error.exit_code)
@@ -129,6 +123,19 @@ def main() -> None:
     except MemoryError:  # too little is left to say it as other errors are said
         os.write(2, b"error: the memory does not suffice\n")
         sys.exit(OutOfMemory.exit_code)
+
+
+def _run_command() -> None:
+    """The command, between what comes before it and behind it where torchrun has started several processes."""
+    is_training = sys.argv[1:2] == ["train"]
+    if not is_training:
+        follow_if_other()
+    try:
+        app(prog_name="manyhands")
+    except SystemExit as end:
+        if not end.code and not is_training:  # where it is an error torchrun ends them
+            let_others_go()
+        raise
 
 
 def _leave_interrupted(error: KeyboardInterrupt) -> NoReturn:

@@ -46,8 +46,9 @@ MOST_BYTES = 1 << 29
 # Pairs of a prompt's token and a key in a pass, from which on it pays by kernels, where more launches count. Of a whole network of
 # DeepSeek-V2-Lite's shape prompts of 2 k take 14 ms longer on an H200, of 8 k 42 ms less, of 16 k in two passes 160 ms less.
 MUCH = 1 << 24
-# Tokens of prompts whose kernels are loaded ahead: of few tokens heads are split and leave partials, of many they leave outputs.
-_LOADED = (LEAST, 4096)
+# Tokens of the prompts of passes whose kernels are loaded ahead: of few tokens heads are split and leave partials, of many they
+# leave outputs; beside a prompt that reads another's strip and its own, some leave outputs and others partials.
+_LOADED = ((LEAST,), (4096,), (4096, LEAST))
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,24 +120,27 @@ class ExpandedForm:
 
     @torch.inference_mode()
     def load(self, memory: Memory, page_size: int) -> None:
-        """Launch its kernels for prompts of nothing, so that none is compiled or loaded when the first prompt comes.
+        """Launch its kernels for prompts of nothing, so that none is compiled or loaded when the first prompts come.
 
-        A device without room for such a prompt lacks the kernels, too, until one comes.
+        A device without room for such prompts lacks the kernels, too, until some come.
         """
         shape, rope = self._shape, memory.stores[0].rope
-        for count in _LOADED:
-            pool = PagePool(-(-count // page_size), page_size)
+        for counts in _LOADED:
+            pool = PagePool(sum(-(-count // page_size) for count in counts), page_size)
             slots = pool.num_slots
             if 2 * slots * self._token_bytes > room_of_passes(self._device):
                 continue
-            plan = Planner(pool).plan(Step([Row(View([Block()]), (0,) * count)]))
+            blocks = [Block() for _ in counts]
+            views = [View(blocks[: number + 1]) for number in range(len(counts))]
+            rows = [Row(view, (0,) * count) for view, count in zip(views, counts, strict=True)]
+            plan = Planner(pool).plan(Step(rows))
             room = memory.stores[0].keys
             store = LayerStore(
                 room.new_zeros(slots, shape.num_kv_heads, shape.head_dim),
                 room.new_zeros(slots, shape.num_kv_heads, shape.value_dim),
                 rope,
             )
-            q = room.new_zeros(count, shape.num_heads, shape.head_dim)
+            q = room.new_zeros(sum(counts), shape.num_heads, shape.head_dim)
             prepared = self.backend.prepare(plan, memory.device)
             self.backend.attend(store, q, prepared, LayerCall(layer=0, scaling=1.0))
 

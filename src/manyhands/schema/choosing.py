@@ -9,13 +9,14 @@ own. A dot goes into settings that a field holds (`choice.temperature`).
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from manyhands.errors import InvalidRequest
 from manyhands.schema.plain import to_plain
-from manyhands.schema.setting import Setting, settings_of
+from manyhands.schema.setting import Setting, own_number, settings_of
 
 Settings = TypeVar("Settings")
 
@@ -41,9 +42,10 @@ class Choosable:
         is_open = NoneType in get_args(self.kind)
         found: dict[str, Any] = dict(_SHAPES[options[0] if is_open else self.kind])
         bounded: dict[str, Any] = {
-            word: bound
+            word: own_number(bound)
             for word, name in _BOUNDS.items()
-            if (bound := getattr(self.setting, name)) is not None
+            # JSON has no infinite numbers, and as bounds they say nothing.
+            if (bound := getattr(self.setting, name)) is not None and math.isfinite(bound)
         }
         if self.setting.one_of:
             bounded["enum"] = [*self.setting.one_of, *([None] if is_open else [])]

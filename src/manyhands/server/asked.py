@@ -115,7 +115,8 @@ class Served:
     @cached_property
     def methods(self) -> dict[str, Any]:
         """The methods that it bears as they come, with their settings, as `GET /v1/methods` tells them."""
-        return methods_told(offered(only_forks=self.only_forks))
+        methods = offered(only_forks=self.only_forks)
+        return methods_told(methods, own=self.own, seed=self.seed)
 
     def has(self, name: str) -> bool:
         """Whether a request may call the model so: also by an alias with another number of workers than those of `models`."""

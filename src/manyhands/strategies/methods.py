@@ -10,6 +10,7 @@ point of the group "manyhands.methods". Its options on the command line are made
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -260,7 +261,19 @@ def _look(name: str, found: object) -> Method:
     for said in (found.reading, found.forks):
         _ = said(settings)
     _check_signature(found.make, prompt)
+    _check_told(found.about, settings)
     return found
+
+
+def _check_told(about: str, settings: Settings) -> None:
+    """Raise InvalidRequest for texts and numbers that JSON does not hold: a server lists all methods in one answer."""
+    told = [about, *(one.schema for one in choosable(settings).values())]
+    try:
+        json.dumps(told, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(
+            f"what it says of itself cannot be told over HTTP: {error}; expected texts and numbers that JSON has"
+        ) from error
 
 
 def _check_signature(make: Callable[..., object], prompt: object) -> None:

@@ -336,12 +336,20 @@ def offered(*, only_forks: bool = False) -> dict[str, Method]:
     }
 
 
-def methods_told(methods: Mapping[str, Method]) -> dict[str, Any]:
+def methods_told(
+    methods: Mapping[str, Method], *, own: Choice | None = None, seed: int | None = None
+) -> dict[str, Any]:
     """The methods as plain data: what each is, and its settings as JSON Schema, by the names that a request has for them.
 
     `settings` beside the list are those that every method has; among its own are those that it declares otherwise.
+    Defaults are those of a request that says nothing: `own` and `seed` are as `Defaults` have them, and without a `seed`
+    each run has one of its own.
     """
-    common = _schemas(Settings())
+
+    def schemas(kind: type[Settings]) -> dict[str, dict[str, Any]]:
+        return _schemas(kind() if own is None else kind(choice=own), seed)
+
+    common = schemas(Settings)
     told = [
         {
             "id": name,
@@ -351,7 +359,7 @@ def methods_told(methods: Mapping[str, Method]) -> dict[str, Any]:
             "listens": method.listens,
             "settings": {
                 path: schema
-                for path, schema in _schemas(method.settings()).items()
+                for path, schema in schemas(method.settings).items()
                 if common.get(path) != schema
             },
         }
@@ -360,9 +368,18 @@ def methods_told(methods: Mapping[str, Method]) -> dict[str, Any]:
     return {"object": "list", "data": told, "settings": common}
 
 
-def _schemas(settings: Settings) -> dict[str, dict[str, Any]]:
+def _schemas(settings: Settings, seed: int | None) -> dict[str, dict[str, Any]]:
     """The settings that a request can name, by their paths."""
-    return {path: {**one.schema, "by": one.setting.by} for path, one in choosable(settings).items()}
+    found = {
+        path: {**one.schema, "by": one.setting.by} for path, one in choosable(settings).items()
+    }
+    if "seed" in found:  # a method's own default counts for nothing: `_method_settings`
+        told = found["seed"]
+        told["default"] = seed
+        if seed is None:
+            told["type"] = ["integer", "null"]
+            told["description"] += " Unset: each run has one of its own."
+    return found
 
 
 def aliases(model: str, *, only_forks: bool = False) -> list[str]:

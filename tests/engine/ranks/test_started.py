@@ -343,3 +343,17 @@ def test_a_command_without_a_model_ends_under_torchrun() -> None:
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == [f"manyhands {version_of('manyhands')}"], "of rank 0 alone"
+
+
+def test_an_interrupt_while_others_are_let_go_is_said_as_any_other() -> None:
+    """It comes behind the command, in the midst of an import of torch."""
+    program = (
+        "import sys; from manyhands import cli\n"
+        "def interrupted(): raise KeyboardInterrupt\n"
+        "cli.let_others_go = interrupted\n"
+        "sys.argv = ['manyhands', '--version']; cli.program()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (ended.returncode, ended.stderr) == (130, "interrupted\n")

@@ -32,7 +32,9 @@ const METHODS = [
 ];
 // The drawing of a method of another distribution, of which this page knows what the server tells.
 const LINES = ["M4 8H60", "M4 16H60", "M4 24H60"];
-const FIELDS = new Set(["workers", "budget"]); // settings that have a field of their own, whatever the method is
+// Settings that have a field of their own, whatever the method is, and names that a run has for other things.
+const FIELDS = new Set(["workers", "budget", "problem", "method", "model"]);
+const MOST_BUDGET = 1_000_000;
 const PROFILES = [
   ["npr", "Native Parallel Reasoner"],
   ["multiverse", "Multiverse"],
@@ -54,7 +56,7 @@ export class Start {
     this.problem.addEventListener("input", () => (this.isOwn = true));
     this.workers = make("input", { type: "number", name: "workers", min: "1", max: "256", value: "4", id: "new-workers" });
     this.workersLabel = make("label", { for: "new-workers" }, "Workers");
-    this.budget = make("input", { type: "number", name: "budget", min: "1", max: "1000000", value: String(USUAL_BUDGET), id: "new-budget" });
+    this.budget = make("input", { type: "number", name: "budget", min: "1", max: String(MOST_BUDGET), value: String(USUAL_BUDGET), id: "new-budget" });
     this.profile = make("select", { name: "profile", id: "new-profile" }, ...PROFILES.map(([value, title]) => make("option", { value }, title)));
     this.profilePart = make("div", { hidden: true }, make("label", { for: "new-profile" }, "Trained as"), this.profile);
     this.begin = make("button", { class: "primary big" }, "Let them think");
@@ -175,7 +177,13 @@ export class Start {
     this.workers.max = String(largest);
     if (this.fitted !== method) this.workers.value = String(this.usual);
     else if (Number(this.workers.value) > largest) this.workers.value = String(largest);
-    if (this.fitted !== method) this.ask(method.settings ?? []);
+    if (this.fitted !== method) {
+      const [fewest, usual, passes] = method.budget ?? [1, USUAL_BUDGET, MOST_BUDGET];
+      this.budget.min = String(fewest);
+      this.budget.max = String(passes);
+      if (method.budget || this.fitted?.budget) this.budget.value = String(usual);
+      this.ask(method.settings ?? []);
+    }
     this.fitted = method;
     say(this.workersLabel, method.name === "skeleton" ? "Workers (0: one for each point)" : "Workers");
   }
@@ -226,12 +234,13 @@ export class Start {
 /** A method that the server tells of, as those above are written down here. */
 function installedMethod({ id, about, distribution, settings }) {
   const own = Object.entries(settings).filter(([name, schema]) => !FIELDS.has(name) && !name.includes(".") && schema.by === "option" && kindOf(schema));
-  const { workers } = settings;
+  const bounded = (schema, least, most) => schema && [schema.minimum ?? least, schema.default, schema.maximum ?? most];
   return {
     name: id,
     title: spelled(id),
     about: distribution ? `${brief(about, 200)} (${brief(distribution)})` : brief(about, 200),
-    workers: workers && [workers.minimum ?? 1, workers.default, workers.maximum ?? 256],
+    workers: bounded(settings.workers, 1, 256),
+    budget: bounded(settings.budget, 1, MOST_BUDGET), // where it declares its own
     lines: LINES,
     settings: own,
   };
@@ -249,7 +258,7 @@ function kindOf({ type }) {
   return ["boolean", "integer", "number", "string"].includes(kind) ? kind : null;
 }
 
-/** A field for a setting: `part` stands in the form, `value()` is what is sent, null to leave it out. */
+/** A field for a setting: `part` stands in the form, `value()` is what is sent, null to leave it out: what stands as it was. */
 function settingField(name, schema) {
   const [id, kind, isOpen] = [`new-setting-${name}`, kindOf(schema), [schema.type].flat().includes("null")];
   const unset = schema.default ?? "";
@@ -261,8 +270,10 @@ function settingField(name, schema) {
   else field = make("input", { ...shared, type: "number", value: String(unset), min: schema.minimum, max: schema.maximum, step: kind === "integer" ? "1" : "any", required: !isOpen });
   if (isOpen && field.tagName === "SELECT") field.prepend(make("option", { value: "", selected: unset === "" }, "unset"));
   const part = make("div", {}, make("label", { for: id, title: shared.title }, spelled(name)), field);
+  // A field holds neither several lines nor numbers beyond 2^53, so a default is not read from it.
+  const shown = field.value;
   const value = () => {
-    if (field.value === "" && (isOpen || kind !== "string")) return null;
+    if (field.value === shown || (field.value === "" && (isOpen || kind !== "string"))) return null;
     return kind === "boolean" ? field.value === "true" : kind === "string" ? field.value : Number(field.value);
   };
   return { name, part, value };
