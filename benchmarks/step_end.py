@@ -191,10 +191,16 @@ def _go_cold(executor: Any) -> None:
     executor.passes.meanwhile = meanwhile
 
 
+def _executor_module() -> Any:
+    """The module of the executor. A checkout before 2026-11-30 has it in one file with the contract."""
+    name = "manyhands.engine.local_executor"
+    has_module = importlib.util.find_spec(name) is not None
+    return importlib.import_module(name if has_module else "manyhands.engine.executor")
+
+
 def _write(executor: Any, text: Any, rng: random.Random) -> None:
     """Have each row write words, and now and then the end of a step, whatever the network says."""
-    from manyhands.engine import executor as executing
-
+    executing = _executor_module()
     (word, stop, line) = (text.encode(piece)[-1] for piece in (" a", ".", "\n\n"))
     choose, ending = vars(executing)["choose"], dict[int, bool]()
 
@@ -231,7 +237,6 @@ def unlaunched(
     from manyhands.attention.work import Tiling
     from manyhands.engine import graphs
     from manyhands.engine.engine import Engine
-    from manyhands.engine.executor import LocalExecutor
     from manyhands.engine.passes import Late, PassOutcome
     from manyhands.engine.recorder import Recording
     from manyhands.model.adapter import ModelAdapter
@@ -251,7 +256,7 @@ def unlaunched(
     adapter = ModelAdapter(AutoModelForCausalLM.from_config(config).eval())
     # The kernels take its place below; asked for here, they would want the interpreter, which a machine with a GPU has not.
     settings = ModelSettings(backend="torch", memory_tokens=400_000)
-    executor = LocalExecutor(adapter, settings)
+    executor = _executor_module().LocalExecutor(adapter, settings)
     facts = executor.facts  # pages as the kernels have them, and as many tokens
     num_pages = facts.num_pages * facts.page_size // PAGE_SIZE
     executor.facts = replace(facts, page_size=PAGE_SIZE, num_pages=num_pages)
@@ -261,7 +266,7 @@ def unlaunched(
 
         tiling = of_latents(tiling)
     executor.backend = TritonBackend(adapter.layers, torch.float32, adapter.device, tiling)
-    executor.backend.move = lambda stack, moved: None  # type: ignore[method-assign]
+    executor.backend.move = lambda stack, moved: None
     logits = torch.zeros(_MOST_HEADS, vocab_size)
     tokens, sound = torch.full((_MOST_HEADS,), 7), torch.ones(_MOST_HEADS, dtype=torch.int64)
     is_older = not hasattr(
@@ -317,8 +322,7 @@ def _nothing() -> None:
 
 def _leave_out(executor: Any) -> Callable[[], float]:
     """The seconds spent between the launch of a pass and the wait for its tokens, so far."""
-    from manyhands.engine import executor as executing
-
+    executing = _executor_module()
     spent = [0.0]
 
     def timed(work: Callable[..., Any]) -> Callable[..., Any]:

@@ -40,9 +40,9 @@ from benchmarks.step_end import unlaunched
 from benchmarks.timing import python_loop_ms
 from manyhands.cache.pages import PagePool
 from manyhands.cache.planner import Planner
-from manyhands.engine import capacities, executor, graphs
+from manyhands.engine import capacities, graphs, local_executor
 from manyhands.engine.engine import Engine
-from manyhands.engine.executor import LocalExecutor
+from manyhands.engine.local_executor import LocalExecutor
 from manyhands.evaluation.life import Situation, live, one_team
 
 KINDS = ("following", "behind", "ended")
@@ -64,7 +64,7 @@ WATCHED: tuple[tuple[Any, str, str], ...] = (
     (graphs, "pack", "pack"),
     (graphs, "pack_growth", "pack"),
     (LocalExecutor, "move", "moves"),
-    (executor, "choose", "choose"),
+    (local_executor, "choose", "choose"),
     (Engine, "_check_tokens", "checks"),
 )
 

@@ -184,7 +184,7 @@ BEHIND_THE_EXECUTOR = {
     "model",
     "replay/forward.py",
     "replay/train.py",
-    "engine/executor.py",
+    "engine/local_executor.py",
     "engine/passes.py",
     "engine/graphs.py",
     "engine/ranks/executor.py",

@@ -31,9 +31,9 @@ from manyhands.cache.view import View
 from manyhands.engine import capacities, graphs, sampling
 from manyhands.engine.capacities import Wide, capacity_of, kind_ahead
 from manyhands.engine.engine import Engine
-from manyhands.engine.executor import LocalExecutor
 from manyhands.engine.expanded import ExpandedForm
 from manyhands.engine.graphs import GraphedPasses
+from manyhands.engine.local_executor import LocalExecutor
 from manyhands.engine.recorder import Recording
 from manyhands.errors import InvalidRequest
 from manyhands.model.memory import num_weights

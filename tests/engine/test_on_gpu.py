@@ -21,7 +21,7 @@ from manyhands.cache.block import Block
 from manyhands.cache.layouts import LAYOUTS
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
-from manyhands.engine import executor, sampling
+from manyhands.engine import local_executor, sampling
 from manyhands.engine.engine import Engine
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.loading import load_adapter
@@ -37,7 +37,7 @@ from tests.engine.small import executor_of
 from tests.model.families_zoo import some_tokens, tiny_models
 
 if torch.cuda.is_available():
-    from manyhands.engine.executor import LocalExecutor
+    from manyhands.engine.local_executor import LocalExecutor
 from manyhands.attention.compile_at_once import compiling_at_once
 from manyhands.attention.triton_backend import TritonBackend
 from manyhands.engine.capacities import Wide, wide_capacity
@@ -499,7 +499,7 @@ def test_draws_from_logits_of_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     def in_32_bits(logits: torch.Tensor, *more: Any) -> sampling.Chosen:
         return sampling.choose(logits.float(), *more)
 
-    monkeypatch.setattr(executor, "choose", in_32_bits)
+    monkeypatch.setattr(local_executor, "choose", in_32_bits)
     other = bundled(graphs=True, dtype="bfloat16")
     other.get_ready()
     assert weighed(other, how) == found

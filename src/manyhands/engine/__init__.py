@@ -9,7 +9,8 @@
     lookahead.py     the next pass of several runs, begun while this one is made
     speculation.py   guesses at what rows will write, checked by one pass
     shelving.py      prompts on disk: which sheet goes to which slots
-    executor.py      network and memory behind verbs of integers; backends.py: which attention serves a model
+    executor.py      network and memory behind verbs of integers: the contract
+    local_executor.py    the same in this process; backends.py: which attention serves a model
     passes.py        a plan in, logits out, launch by launch; expanded.py: long prompts of latents
     graphs.py        the same by recordings; recorder.py: the device as they need it; capacities.py: what each has room for
     heads.py         how much of a recording is begun for a guess

@@ -30,8 +30,8 @@ from manyhands.cache.view import View
 from manyhands.engine import capacities, graphs
 from manyhands.engine.capacities import Wide
 from manyhands.engine.engine import Engine
-from manyhands.engine.executor import LocalExecutor
 from manyhands.engine.graphs import GraphedPasses
+from manyhands.engine.local_executor import LocalExecutor
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.ranks import told
 from manyhands.engine.ranks.channel import FirstEnd, OtherEnd, Verb
