@@ -142,8 +142,7 @@ def measured_whole(workers: int, num_passes: int, *, is_cold: bool = False) -> d
 
 def _marks(engine: Any) -> dict[str, float]:
     """Seconds of CPU time when tokens arrived last, when a step was asked for and when its pass was launched."""
-    from manyhands.engine.graphs import _Graph
-
+    of_graph = _graph_class()
     marks = {"arrived": 0.0, "asked": 0.0, "launched": 0.0}
 
     def arriving(*chosen: Any, wait: Callable[..., Any] = engine.executor._arrived) -> Any:
@@ -160,7 +159,7 @@ def _marks(engine: Any) -> dict[str, float]:
 
         return run
 
-    def told(graph: Any, plan: Any, tell: Callable[..., Any] = _Graph._outcome) -> Any:
+    def told(graph: Any, plan: Any, tell: Callable[..., Any] = of_graph._outcome) -> Any:
         marks["launched"] = marks["launched"] or time.thread_time()  # the device is at work
         return tell(graph, plan)
 
@@ -170,7 +169,7 @@ def _marks(engine: Any) -> dict[str, float]:
 
     engine._pass = asked
     engine.executor._arrived = arriving
-    _Graph._outcome = told  # type: ignore[assignment, method-assign]
+    of_graph._outcome = told
     passes = engine.executor.passes
     for name in ("run", "finish_head"):
         if hasattr(passes, name):  # an older checkout has no heads
@@ -189,6 +188,13 @@ def _go_cold(executor: Any) -> None:
         work()
 
     executor.passes.meanwhile = meanwhile
+
+
+def _graph_class() -> Any:
+    """The class of recorded passes. A checkout before 2026-11-30 has it in one file with the choice among them."""
+    if importlib.util.find_spec("manyhands.engine.graph") is None:
+        return vars(importlib.import_module("manyhands.engine.graphs"))["_Graph"]
+    return importlib.import_module("manyhands.engine.graph").Graph
 
 
 def _executor_module() -> Any:

@@ -186,6 +186,7 @@ BEHIND_THE_EXECUTOR = {
     "replay/train.py",
     "engine/local_executor.py",
     "engine/passes.py",
+    "engine/graph.py",
     "engine/graphs.py",
     "engine/ranks/executor.py",
     "engine/ranks/follower.py",
