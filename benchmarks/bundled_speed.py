@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-import manyhands.engine.executor as executor_room
+import manyhands.engine.local_executor as executor_room
 from benchmarks.engine_parts import executor_of
 from benchmarks.results import Clock, Results, parser
 from manyhands import Engine, TeamSettings, bundled, hogwild, model_prompt

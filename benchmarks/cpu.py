@@ -180,7 +180,7 @@ def llama_side(model: str, threads: int, sizes: argparse.Namespace) -> dict[str,
 
 def gate(model: str, sizes: argparse.Namespace) -> list[dict[str, Any]]:
     """Each of our ways against transformers in float32: logits of a text, and the likeliest tokens."""
-    from manyhands.engine.executor import load_network
+    from manyhands.engine.local_executor import load_network
     from manyhands.model.self_test import exact_attention
     from manyhands.model.settings import ModelSettings
 

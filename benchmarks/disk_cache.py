@@ -38,7 +38,7 @@ from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
-from manyhands.engine.executor import LocalExecutor
+from manyhands.engine.local_executor import LocalExecutor
 from manyhands.model import shelf
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.settings import ModelSettings

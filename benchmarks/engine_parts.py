@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from manyhands.engine.engine import Engine
-from manyhands.engine.executor import LocalExecutor
+from manyhands.engine.local_executor import LocalExecutor
 from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.world import World
 from manyhands.model.settings import ModelSettings

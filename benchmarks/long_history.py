@@ -30,7 +30,7 @@ from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
-from manyhands.engine.executor import LocalExecutor, Network, load_network
+from manyhands.engine.local_executor import LocalExecutor, Network, load_network
 from manyhands.evaluation.bench import (
     fill,
     seat,

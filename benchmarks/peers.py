@@ -32,7 +32,7 @@ from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
-from manyhands.engine.executor import made_up
+from manyhands.engine.local_executor import made_up
 from manyhands.evaluation.bench import HEADER_TOKENS, MARKER_TOKENS, fill
 from manyhands.model.dummy import dummy_model
 from manyhands.model.quiet import quiet

@@ -27,6 +27,7 @@ from manyhands.attention.work import Occupancy, Tiling, Work, cut, power_of_two
 from manyhands.cache.plan import Plan
 from manyhands.engine import capacities, graphs
 from manyhands.engine.engine import Engine
+from manyhands.engine.graph import Graph
 from manyhands.engine.passes import Late
 from manyhands.evaluation.life import LONES, RAGGED, TEAMS, Situation, live, one_team
 
@@ -45,16 +46,14 @@ _ATTENTION = ("attend", "lone", "merge", "append", "specialised")
 def newest_plan(engine: Engine, situation: Situation) -> Plan:
     """The last plan of a crowd that was sent whole to a recording, and whose rows write one token each."""
     found: list[Plan] = []
-    pack = graphs._Graph._pack
+    pack = Graph._pack
 
-    def noting(
-        graph: graphs._Graph, plan: Plan, work: Work, late: Late | None, num_parts: int
-    ) -> None:
+    def noting(graph: Graph, plan: Plan, work: Work, late: Late | None, num_parts: int) -> None:
         if plan.num_tokens == plan.num_rows:
             found.append(plan)
         pack(graph, plan, work, late, num_parts)
 
-    with patch.object(graphs._Graph, "_pack", noting):
+    with patch.object(Graph, "_pack", noting):
         live(engine, situation, seed=1)
     assert found, "a crowd has passes without a prompt"
     # It is repeated as it is, and not followed by others one token later.
@@ -107,7 +106,7 @@ def measured(passes: graphs.GraphedPasses, plan: Plan, capacity: Capacity) -> di
     work = cut(plan, passes.backend.tiling, capacity.cutting)
     if not capacity.holds(plan, work):
         return None
-    graph = graphs._Graph(passes, capacity, plan.page_size).record(passes)
+    graph = Graph(passes, capacity, plan.page_size).record(passes)
 
     def once() -> None:
         graph.start(plan, work)

@@ -142,8 +142,7 @@ def measured_whole(workers: int, num_passes: int, *, is_cold: bool = False) -> d
 
 def _marks(engine: Any) -> dict[str, float]:
     """Seconds of CPU time when tokens arrived last, when a step was asked for and when its pass was launched."""
-    from manyhands.engine.graphs import _Graph
-
+    of_graph = _graph_class()
     marks = {"arrived": 0.0, "asked": 0.0, "launched": 0.0}
 
     def arriving(*chosen: Any, wait: Callable[..., Any] = engine.executor._arrived) -> Any:
@@ -160,7 +159,7 @@ def _marks(engine: Any) -> dict[str, float]:
 
         return run
 
-    def told(graph: Any, plan: Any, tell: Callable[..., Any] = _Graph._outcome) -> Any:
+    def told(graph: Any, plan: Any, tell: Callable[..., Any] = of_graph._outcome) -> Any:
         marks["launched"] = marks["launched"] or time.thread_time()  # the device is at work
         return tell(graph, plan)
 
@@ -170,7 +169,7 @@ def _marks(engine: Any) -> dict[str, float]:
 
     engine._pass = asked
     engine.executor._arrived = arriving
-    _Graph._outcome = told  # type: ignore[assignment, method-assign]
+    of_graph._outcome = told
     passes = engine.executor.passes
     for name in ("run", "finish_head"):
         if hasattr(passes, name):  # an older checkout has no heads
@@ -191,10 +190,23 @@ def _go_cold(executor: Any) -> None:
     executor.passes.meanwhile = meanwhile
 
 
+def _graph_class() -> Any:
+    """The class of recorded passes. A checkout before 2026-11-30 has it in one file with the choice among them."""
+    if importlib.util.find_spec("manyhands.engine.graph") is None:
+        return vars(importlib.import_module("manyhands.engine.graphs"))["_Graph"]
+    return importlib.import_module("manyhands.engine.graph").Graph
+
+
+def _executor_module() -> Any:
+    """The module of the executor. A checkout before 2026-11-30 has it in one file with the contract."""
+    name = "manyhands.engine.local_executor"
+    has_module = importlib.util.find_spec(name) is not None
+    return importlib.import_module(name if has_module else "manyhands.engine.executor")
+
+
 def _write(executor: Any, text: Any, rng: random.Random) -> None:
     """Have each row write words, and now and then the end of a step, whatever the network says."""
-    from manyhands.engine import executor as executing
-
+    executing = _executor_module()
     (word, stop, line) = (text.encode(piece)[-1] for piece in (" a", ".", "\n\n"))
     choose, ending = vars(executing)["choose"], dict[int, bool]()
 
@@ -231,7 +243,6 @@ def unlaunched(
     from manyhands.attention.work import Tiling
     from manyhands.engine import graphs
     from manyhands.engine.engine import Engine
-    from manyhands.engine.executor import LocalExecutor
     from manyhands.engine.passes import Late, PassOutcome
     from manyhands.engine.recorder import Recording
     from manyhands.model.adapter import ModelAdapter
@@ -251,7 +262,7 @@ def unlaunched(
     adapter = ModelAdapter(AutoModelForCausalLM.from_config(config).eval())
     # The kernels take its place below; asked for here, they would want the interpreter, which a machine with a GPU has not.
     settings = ModelSettings(backend="torch", memory_tokens=400_000)
-    executor = LocalExecutor(adapter, settings)
+    executor = _executor_module().LocalExecutor(adapter, settings)
     facts = executor.facts  # pages as the kernels have them, and as many tokens
     num_pages = facts.num_pages * facts.page_size // PAGE_SIZE
     executor.facts = replace(facts, page_size=PAGE_SIZE, num_pages=num_pages)
@@ -261,7 +272,7 @@ def unlaunched(
 
         tiling = of_latents(tiling)
     executor.backend = TritonBackend(adapter.layers, torch.float32, adapter.device, tiling)
-    executor.backend.move = lambda stack, moved: None  # type: ignore[method-assign]
+    executor.backend.move = lambda stack, moved: None
     logits = torch.zeros(_MOST_HEADS, vocab_size)
     tokens, sound = torch.full((_MOST_HEADS,), 7), torch.ones(_MOST_HEADS, dtype=torch.int64)
     is_older = not hasattr(
@@ -317,8 +328,7 @@ def _nothing() -> None:
 
 def _leave_out(executor: Any) -> Callable[[], float]:
     """The seconds spent between the launch of a pass and the wait for its tokens, so far."""
-    from manyhands.engine import executor as executing
-
+    executing = _executor_module()
     spent = [0.0]
 
     def timed(work: Callable[..., Any]) -> Callable[..., Any]:

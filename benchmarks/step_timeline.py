@@ -40,9 +40,9 @@ from benchmarks.step_end import unlaunched
 from benchmarks.timing import python_loop_ms
 from manyhands.cache.pages import PagePool
 from manyhands.cache.planner import Planner
-from manyhands.engine import capacities, executor, graphs
+from manyhands.engine import capacities, graph, graphs, local_executor
 from manyhands.engine.engine import Engine
-from manyhands.engine.executor import LocalExecutor
+from manyhands.engine.local_executor import LocalExecutor
 from manyhands.evaluation.life import Situation, live, one_team
 
 KINDS = ("following", "behind", "ended")
@@ -61,10 +61,10 @@ WATCHED: tuple[tuple[Any, str, str], ...] = (
     (PagePool, "promise", "pool"),
     (PagePool, "keep", "pool"),
     (graphs, "cut", "cut"),
-    (graphs, "pack", "pack"),
-    (graphs, "pack_growth", "pack"),
+    (graph, "pack", "pack"),
+    (graph, "pack_growth", "pack"),
     (LocalExecutor, "move", "moves"),
-    (executor, "choose", "choose"),
+    (local_executor, "choose", "choose"),
     (Engine, "_check_tokens", "checks"),
 )
 
@@ -156,7 +156,7 @@ def measured(engine: Engine, workers: int, situation: Situation) -> dict[str, An
     put(Engine, "_pass", line.begins(Engine._pass))
     put(LocalExecutor, "_arrived", line.wait(LocalExecutor._arrived))
     for name, said in (("begin", "head"), ("go_on", "rest"), ("_all", "whole")):
-        put(graphs._Graph, name, line.marked(said, getattr(graphs._Graph, name)))
+        put(graph.Graph, name, line.marked(said, getattr(graph.Graph, name)))
     try:
         record = live(engine, situation, seed=1)
     finally:

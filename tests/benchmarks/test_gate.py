@@ -12,7 +12,7 @@ from benchmarks.engine_parts import executor_of
 from benchmarks.gate import Checked
 from manyhands.cache.block import Block
 from manyhands.engine.engine import Engine
-from manyhands.engine.executor import made_up
+from manyhands.engine.local_executor import made_up
 from manyhands.evaluation.bench import fill, seat, views_of
 from manyhands.model.seeded import seeded
 

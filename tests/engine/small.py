@@ -13,7 +13,7 @@ from manyhands.cache.block import Block
 from manyhands.cache.step import GREEDY, Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
-from manyhands.engine.executor import LocalExecutor
+from manyhands.engine.local_executor import LocalExecutor
 from manyhands.engine.scheduler import Run
 from manyhands.model.adapter import ModelAdapter
 from manyhands.prompts.hogwild import TeamPrompt

@@ -20,7 +20,7 @@ from tests.engine.small import executor_of, small_engine
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from manyhands.attention import triton_backend
-from manyhands.engine import backends, executor
+from manyhands.engine import backends, local_executor
 
 
 def layers(num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[LayerShape, ...]:
@@ -135,10 +135,10 @@ def test_names_of_kernels_on_disk_are_found_out_while_weights_are_loaded(
         raise InterruptedError(len(begun))
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
-    monkeypatch.setattr(executor, "begin_key", lambda: begun.append(None))
-    monkeypatch.setattr(executor, "load_adapter", load)
+    monkeypatch.setattr(local_executor, "begin_key", lambda: begun.append(None))
+    monkeypatch.setattr(local_executor, "load_adapter", load)
     with pytest.raises(InterruptedError) as found:
-        executor.load_network(ModelSettings("a model", backend=backend, device=device))
+        local_executor.load_network(ModelSettings("a model", backend=backend, device=device))
     assert found.value.args == (wanted,)
 
 

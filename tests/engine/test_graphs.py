@@ -21,7 +21,7 @@ from torch import Tensor, nn
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from benchmarks import situations
-from manyhands.attention.prepared import Capacity, pack, rounded_tokens
+from manyhands.attention.prepared import Capacity, rounded_tokens
 from manyhands.attention.triton_backend import is_beside
 from manyhands.attention.work import Occupancy, Stretches, Tiling, cut
 from manyhands.cache.block import Block
@@ -31,9 +31,10 @@ from manyhands.cache.view import View
 from manyhands.engine import capacities, graphs, sampling
 from manyhands.engine.capacities import Wide, capacity_of, kind_ahead
 from manyhands.engine.engine import Engine
-from manyhands.engine.executor import LocalExecutor
 from manyhands.engine.expanded import ExpandedForm
+from manyhands.engine.graph import Graph
 from manyhands.engine.graphs import GraphedPasses
+from manyhands.engine.local_executor import LocalExecutor
 from manyhands.engine.recorder import Recording
 from manyhands.errors import InvalidRequest
 from manyhands.model.memory import num_weights
@@ -79,9 +80,9 @@ def noted_recordings(passes: GraphedPasses, monkeypatch: pytest.MonkeyPatch) -> 
     """The capacities that are recorded from here on; their recordings are there, and hold nothing."""
     made: list[Capacity] = []
 
-    def record(page_size: int, capacity: Capacity) -> graphs._Graph:
+    def record(page_size: int, capacity: Capacity) -> Graph:
         made.append(capacity)
-        found = passes._graphs[capacity] = graphs._Graph(passes, capacity, page_size)
+        found = passes._graphs[capacity] = Graph(passes, capacity, page_size)
         return found
 
     monkeypatch.setattr(passes, "_record", record)
@@ -344,30 +345,6 @@ def test_a_network_that_was_away_is_recorded_again() -> None:
     assert engine.run(walking(a_team_of(2), 4, {})) == expected
 
 
-def test_what_has_grown_grows_no_more_behind_another_plan() -> None:
-    """The growth of plain decoding is taken out of the buffer once, by the first plan that has none."""
-    engine = graphed_engine()
-    engine.run(walking(a_team_of(2), 6, {}))
-    passes = passes_of(engine)
-    graph = next(each for each in passes.recordings if each.integers[1].any())
-    for feed in ((1, 2), (3, 4)):
-        plan = engine.planner.plan(Step([Row(View([Block()]), feed)]))
-        assert plan.lockstep is None
-        work = cut(plan, passes.backend.tiling, graph.capacity.cutting)
-        graph._pack(plan, work, None, 1)
-        expected = np.full(graph.capacity.num_integers, 7, dtype=np.int32)
-        pack(plan, work, graph.capacity, expected)
-        for name, start, size in graph.capacity.sections():
-            section = slice(start, min(start + size, graph.num_used))
-            assert graph.integers[0, section].tolist() == expected[section].tolist(), name
-        assert not graph.integers[1].any()
-    assert graph.may_grow, "until it is sent that nothing grows any more"
-    with torch.inference_mode():
-        graph._send(None)
-    assert not graph.buffer[1].any()
-    assert not graph.may_grow
-
-
 def test_logits_that_were_asked_for_outlive_other_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recordings write to one place, whichever has been repeated: what a caller is given is a copy."""
     monkeypatch.setattr(graphs, "_VERY_OFTEN", 2)  # none serves the other's rows for long
@@ -523,7 +500,7 @@ def test_kernels_are_compiled_at_once_before_anything_is_recorded(
     monkeypatch.setattr(GraphedPasses, "_can_compile_at_once", True)
     blocks: list[list[str]] = []  # kinds of passes that each tries out
     inside, counted = [False], SimpleNamespace(num_new=0)
-    usual, attend, record = graphs._Graph.try_out, GraphedPasses._attend, GraphedPasses._record
+    usual, attend, record = Graph.try_out, GraphedPasses._attend, GraphedPasses._record
     names = {1: "first", 2: "second", 4: "third"}
 
     @contextmanager
@@ -558,7 +535,7 @@ def test_kernels_are_compiled_at_once_before_anything_is_recorded(
 
     monkeypatch.setattr(graphs, "compiling_at_once", compiling)
     monkeypatch.setattr(graphs, "counting_new_kernels", counting_none)
-    monkeypatch.setattr(graphs._Graph, "try_out", try_out)
+    monkeypatch.setattr(Graph, "try_out", try_out)
     monkeypatch.setattr(GraphedPasses, "_attend", attending)
     monkeypatch.setattr(GraphedPasses, "_record", recording)
     engine = graphed_engine()
@@ -723,7 +700,7 @@ def test_a_pass_with_drafts_has_no_prompt(
     """Drafts come again and again: their second pass is recorded, as one without them is."""
     passes = passes_of(graphed_engine())
     wide = capacities.wide_capacity(1, passes.backend.tiling, Wide.SMALL)
-    passes._ahead[1, Wide.SMALL] = graphs._Graph(passes, wide, 64)
+    passes._ahead[1, Wide.SMALL] = Graph(passes, wide, 64)
     made = noted_recordings(passes, monkeypatch)
     views = [View([situations.block_of(8)]) for _ in range(40)]
     plan = situations.planned(views, 2)[0]
@@ -808,7 +785,7 @@ def test_crowds_are_served_by_wide_recordings_unless_they_want_other_large_tiles
     work = cut(plan, tiling)
     assert work.large_rows == large_rows
     capacity = capacities.wide_capacity(208, tiling, Wide.LARGE)
-    passes._ahead[208, Wide.LARGE] = graphs._Graph(passes, capacity, 64)
+    passes._ahead[208, Wide.LARGE] = Graph(passes, capacity, 64)
     assert passes._is_served_well(plan, work) is (large_rows == 64)
 
 
@@ -832,7 +809,7 @@ def test_rows_that_go_on_side_by_side_get_a_recording_with_the_kernels_that_they
     made = noted_recordings(passes, monkeypatch)
     capacity = capacities.wide_capacity(208, tiling, Wide.LARGE)
     capacity = replace(capacity, entries=512, pages=2048, small=512, large=256, partials=4096)
-    wide = passes._ahead[208, Wide.LARGE] = graphs._Graph(passes, capacity, 64)
+    wide = passes._ahead[208, Wide.LARGE] = Graph(passes, capacity, 64)
     plan = completions(200, 16384)
     for _ in range(2):  # other plans in between count anew
         found = passes._recorded(plan)
@@ -869,7 +846,7 @@ def test_what_crowds_meet_now_and_then_is_not_recorded(
         capacity = capacities.wide_capacity(208, tiling, kind)
         capacity = replace(capacity, entries=512, pages=8192, small=2048, partials=4096)
         capacity = replace(capacity, large=256 * (kind is Wide.LARGE))
-        passes._ahead[208, kind] = graphs._Graph(passes, capacity, 64)
+        passes._ahead[208, kind] = Graph(passes, capacity, 64)
     usual, rare = completions(200, 2000), completions(200, 16384)
     if crowd == "at once":
         usual = situations.planned(situations.tree("100,200_~1024,~64"), 1)[0]
@@ -926,7 +903,7 @@ def test_few_rows_that_go_on_side_by_side_are_looked_at_by_their_passes(
     passes.backend.tiling = tiling
     made = noted_recordings(passes, monkeypatch)
     capacity = WIDE(16, tiling, Wide.SMALL)
-    wide = passes._ahead[16, Wide.SMALL] = graphs._Graph(passes, capacity, 64)
+    wide = passes._ahead[16, Wide.SMALL] = Graph(passes, capacity, 64)
     plan = completions(16, history)
     wants_others = not passes._has_kernels_of(wide, plan, cut(plan, tiling))
     assert wants_others is (history > 8192)
@@ -958,7 +935,7 @@ def with_both(monkeypatch: pytest.MonkeyPatch) -> tuple[GraphedPasses, list[Capa
     passes.backend.tiling = tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64)
     made = noted_recordings(passes, monkeypatch)
     for kind in (Wide.SMALL, Wide.SEVERAL):
-        passes._ahead[16, kind] = graphs._Graph(passes, WIDE(16, tiling, kind), 64)
+        passes._ahead[16, kind] = Graph(passes, WIDE(16, tiling, kind), 64)
     return passes, made
 
 
@@ -1058,7 +1035,7 @@ def test_rows_alone_have_a_recording_of_their_own(
     kinds = [kind for tokens, kind in capacities.kinds_ahead(256, tiling) if tokens == size]
     assert Wide.LONE in kinds
     for kind in kinds:
-        passes._ahead[size, kind] = graphs._Graph(passes, WIDE(size, tiling, kind), 64)
+        passes._ahead[size, kind] = Graph(passes, WIDE(size, tiling, kind), 64)
     of_teams = Wide.SEVERAL if rows < 32 else Wide.SMALL
     plans = {Wide.LONE: rows_alone(rows), of_teams: teams_of_four(size // 4)}
     for _ in range(50):
@@ -1088,7 +1065,7 @@ def test_large_teams_have_a_recording_of_their_own(
     passes.backend.tiling = tiling = Tiling(group, 8, num_processors=132, large_rows=64)
     for tokens, kind in capacities.kinds_ahead(64, tiling):
         if tokens == 64:
-            wide = graphs._Graph(passes, WIDE(tokens, tiling, kind), 64)
+            wide = Graph(passes, WIDE(tokens, tiling, kind), 64)
             passes._ahead[tokens, kind] = wide
     eights, sixteens = (
         situations.planned(
@@ -1133,7 +1110,7 @@ def test_what_has_no_room_beside_a_prompt_goes_by_an_ample_recording(
     passes.backend.tiling = tiling = Tiling(4, 8, num_processors=132, large_rows=64)
     for tokens, kind in capacities.kinds_ahead(512, tiling):
         if tokens == 512:
-            passes._ahead[tokens, kind] = graphs._Graph(passes, WIDE(tokens, tiling, kind), 64)
+            passes._ahead[tokens, kind] = Graph(passes, WIDE(tokens, tiling, kind), 64)
     teams = [view for _ in range(5) for view in situations.team(24, 1500, 130)]
     prompt = View([situations.block_of(1200)])
     plan = fed([*((view, 1) for view in teams), (prompt, 380)])
@@ -1174,7 +1151,7 @@ def test_no_large_tiles_are_launched_for_nothing(readers: int) -> None:
     for kind in (Wide.SMALL, Wide.LARGE):
         wide = capacities.wide_capacity(208, tiling, kind)
         capacity = replace(wide, entries=512, pages=1024, small=512, partials=512)
-        passes._ahead[208, kind] = graphs._Graph(passes, capacity, 64)
+        passes._ahead[208, kind] = Graph(passes, capacity, 64)
     shared = situations.block_of(900)
     views = [View([shared, situations.block_of(0)]) for _ in range(readers)]
     views += [View([situations.block_of(99)]) for _ in range(204 - readers)]
@@ -1212,7 +1189,7 @@ def test_a_team_in_which_a_step_has_ended_has_recordings_without_much_padding(
     passes.backend.tiling = tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64)
     for tokens, made_for in capacities.kinds_ahead(64, tiling):
         capacity = WIDE(tokens, tiling, made_for)
-        passes._ahead[tokens, made_for] = graphs._Graph(passes, capacity, 64)
+        passes._ahead[tokens, made_for] = Graph(passes, capacity, 64)
     cuts: list[object] = []
 
     def counted(*how: Any) -> Any:
@@ -1247,7 +1224,7 @@ def test_a_plan_of_few_tokens_is_cut_once_where_a_wide_recording_serves_it(
         return work
 
     monkeypatch.setattr(graphs, "cut", noted("cut", cut))
-    monkeypatch.setattr(graphs._Graph, "start", noted("started", graphs._Graph.start))
+    monkeypatch.setattr(Graph, "start", noted("started", Graph.start))
     made = []
     for index in range(5):
         did.clear()
@@ -1277,7 +1254,7 @@ def test_a_plan_for_which_one_wide_recording_has_no_room_goes_by_the_other(
                 {"large": 4, "small": 0} if kind is Wide.LARGE else {"large": 0, "small": 4}
             )
             capacity = replace(capacity, **room)
-        passes._ahead[64, kind] = graphs._Graph(passes, capacity, 64)
+        passes._ahead[64, kind] = Graph(passes, capacity, 64)
     found = passes._recorded(plan)
     assert found is not None
     assert found[0] is passes._ahead[64, fitting]
@@ -1312,7 +1289,7 @@ def test_a_plan_that_the_other_recording_serves_gets_its_own_in_the_end(
     made = noted_recordings(passes, monkeypatch)
     for kind in (Wide.LARGE, Wide.SMALL):
         capacity = replace(WIDE(64, tiling, kind), large=4 if kind is Wide.LARGE else 0)
-        passes._ahead[64, kind] = graphs._Graph(passes, capacity, 64)
+        passes._ahead[64, kind] = Graph(passes, capacity, 64)
     plan = situations.live_team(16, 16384, 99, prefixes=4)[0]
     found = [passes._recorded(plan) for _ in range(4)]
     assert [

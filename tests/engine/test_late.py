@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from manyhands.cache.step import GREEDY
-from manyhands.engine.executor import LocalExecutor
+from manyhands.engine.local_executor import LocalExecutor
 from manyhands.engine.lookahead import KNOWN, Begun
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.passes import Late, PassOutcome

@@ -21,7 +21,7 @@ from manyhands.cache.block import Block
 from manyhands.cache.layouts import LAYOUTS
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
-from manyhands.engine import executor, sampling
+from manyhands.engine import local_executor, sampling
 from manyhands.engine.engine import Engine
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.loading import load_adapter
@@ -37,11 +37,12 @@ from tests.engine.small import executor_of
 from tests.model.families_zoo import some_tokens, tiny_models
 
 if torch.cuda.is_available():
-    from manyhands.engine.executor import LocalExecutor
+    from manyhands.engine.local_executor import LocalExecutor
 from manyhands.attention.compile_at_once import compiling_at_once
 from manyhands.attention.triton_backend import TritonBackend
 from manyhands.engine.capacities import Wide, wide_capacity
-from manyhands.engine.graphs import GraphedPasses, _Graph
+from manyhands.engine.graph import Graph
+from manyhands.engine.graphs import GraphedPasses
 from manyhands.engine.recorder import CudaRecorder
 
 
@@ -199,7 +200,7 @@ def test_a_pass_of_few_layers_loads_every_kernel_of_a_whole_one(
     assert isinstance(passes, GraphedPasses)
     kind = Wide.LARGE if tokens > 256 else Wide.SMALL
     capacity = wide_capacity(tokens, passes.backend.tiling, kind)
-    graph = _Graph(passes, capacity, engine.facts.page_size)
+    graph = Graph(passes, capacity, engine.facts.page_size)
 
     def noted() -> int:
         with (
@@ -252,10 +253,10 @@ def test_a_team_by_ample_recordings_alone_chooses_the_same_tokens(
     passes._ahead = {key: graph for key, graph in passes._ahead.items() if key[1] is Wide.AMPLE}
     sizes = {tokens for tokens, _ in passes._ahead}
     assert min(sizes) == 128
-    served, pack = [], _Graph._pack
+    served, pack = [], Graph._pack
     with monkeypatch.context() as patch:
         patch.setattr(passes, "_record", lambda *_: None)  # none of a plan's own either
-        patch.setattr(_Graph, "_pack", lambda graph, *of: served.append(graph) or pack(graph, *of))
+        patch.setattr(Graph, "_pack", lambda graph, *of: served.append(graph) or pack(graph, *of))
         answers = [
             each.run(hogwild(question, each.text, settings, prompt)) for each in (plain, engine)
         ]
@@ -499,7 +500,7 @@ def test_draws_from_logits_of_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     def in_32_bits(logits: torch.Tensor, *more: Any) -> sampling.Chosen:
         return sampling.choose(logits.float(), *more)
 
-    monkeypatch.setattr(executor, "choose", in_32_bits)
+    monkeypatch.setattr(local_executor, "choose", in_32_bits)
     other = bundled(graphs=True, dtype="bfloat16")
     other.get_ready()
     assert weighed(other, how) == found

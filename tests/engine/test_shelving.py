@@ -31,7 +31,7 @@ from manyhands.cache.sheets import Fetch, Wanted, sheet_names
 from manyhands.cache.step import Choice
 from manyhands.engine import shelving
 from manyhands.engine.engine import Engine
-from manyhands.engine.executor import LocalExecutor
+from manyhands.engine.local_executor import LocalExecutor
 from manyhands.engine.rebuild import places_of
 from manyhands.engine.run import RunState
 from manyhands.errors import OutputFailed

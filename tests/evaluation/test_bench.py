@@ -12,7 +12,7 @@ from manyhands.attention.rotary import rotate
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
-from manyhands.engine.executor import made_up
+from manyhands.engine.local_executor import made_up
 from manyhands.errors import OutOfMemory
 from manyhands.evaluation import bench
 from manyhands.evaluation.life import fill_memory

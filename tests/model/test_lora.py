@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from manyhands.engine.engine import Engine
-from manyhands.engine.executor import LocalExecutor
+from manyhands.engine.local_executor import LocalExecutor
 from manyhands.errors import InvalidRequest, ModelNotFound, OutOfMemory, UnsupportedModel
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.loading import load_adapter

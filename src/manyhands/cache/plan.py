@@ -77,7 +77,7 @@ class Growth:
     """The growth of every number when the same views are fed one token each once more.
 
     All of a plan is linear in time as long as nothing else happens, so a device can keep its own copy
-    up to date without being told (cache/lockstep.py, engine/graphs.py).
+    up to date without being told (cache/lockstep.py, engine/graph.py).
     """
 
     position: Ints  # [R]

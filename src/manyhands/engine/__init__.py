@@ -9,9 +9,11 @@
     lookahead.py     the next pass of several runs, begun while this one is made
     speculation.py   guesses at what rows will write, checked by one pass
     shelving.py      prompts on disk: which sheet goes to which slots
-    executor.py      network and memory behind verbs of integers; backends.py: which attention serves a model
+    executor.py      network and memory behind verbs of integers: the contract
+    local_executor.py    the same in this process; backends.py: which attention serves a model
     passes.py        a plan in, logits out, launch by launch; expanded.py: long prompts of latents
-    graphs.py        the same by recordings; recorder.py: the device as they need it; capacities.py: what each has room for
+    graphs.py        the same by recordings: which one serves, when one is made; capacities.py: what each has room for
+    graph.py         one recording, and how it is fed; recorder.py: the device as it needs it
     heads.py         how much of a recording is begun for a guess
     sampling.py      logits to tokens; weighing.py: penalties and biases before that
     garbage.py       Python's garbage, collected while the device works

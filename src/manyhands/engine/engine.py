@@ -39,7 +39,8 @@ from manyhands.cache.sheets import ShelfCounts
 from manyhands.cache.step import Step
 from manyhands.cache.tally import TallyBook
 from manyhands.cache.usage import Usage, usage_of, usage_of_each
-from manyhands.engine.executor import Executor, LocalExecutor, ModelFacts
+from manyhands.engine.executor import Executor, ModelFacts
+from manyhands.engine.local_executor import LocalExecutor
 from manyhands.engine.lookahead import Ahead, Begun, Lookahead
 from manyhands.engine.loop import run_passes
 from manyhands.engine.one_process import OfOneProcess

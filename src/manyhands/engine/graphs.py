@@ -1,13 +1,8 @@
-"""Forward passes as CUDA graphs: all launches of a pass recorded once, replayed with one call.
+"""Forward passes as CUDA graphs: which recording serves a plan, when one is made, and what is begun before it is asked for.
 
-A decode pass of a large model is some five hundred launches, and a host that makes them one by one takes
-longer than the GPU takes to run them. A graph takes its integers from one buffer that stays where it is
-(`attention/prepared.py`), so the same recording serves every plan that fits its capacity:
-
-    another step           the buffer is written anew, in one transfer
-    plain decoding         the graph itself adds the growth of every integer to the buffer; only the
-                           new token ids are sent
-    rows to spare          padding: their keys are stored nowhere and they read nothing
+A decode pass of a large model is some five hundred launches, and a host that makes them one by one takes longer than the GPU takes
+to run them. So passes are recorded, and replayed where a recording has room for a plan and the kernels that it wants. How one is
+recorded and fed stands in `engine/graph.py`.
 
 **Lookahead.** While the host looks at the tokens of a pass and decides what comes next, the device would have
 nothing to do. In plain decoding the next pass is nearly always the same rows with the tokens they just chose,
@@ -34,24 +29,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from typing import TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from manyhands.attention.attend import LayerCall
 from manyhands.attention.compile_at_once import Kernels, compiling_at_once, counting_new_kernels
-from manyhands.attention.prepared import (
-    NO_PAGE,
-    Capacity,
-    Prepared,
-    pack,
-    pack_growth,
-)
+from manyhands.attention.prepared import Capacity, Prepared
 from manyhands.attention.triton_backend import TritonBackend
 from manyhands.attention.work import (
     Cutting,
@@ -61,7 +48,6 @@ from manyhands.attention.work import (
     power_of_two,
 )
 from manyhands.cache.logprobs import Targets
-from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
 from manyhands.engine import capacities
 from manyhands.engine.capacities import (
@@ -72,10 +58,11 @@ from manyhands.engine.capacities import (
     kinds_meant,
     sizes_of,
 )
+from manyhands.engine.graph import Graph, LayerKind, make_harmless
 from manyhands.engine.heads import Heads, part_ends
-from manyhands.engine.passes import ALONE, Attending, Late, Others, Passes, PassOutcome
-from manyhands.engine.recorder import Cut, GraphRecorder, Recording
-from manyhands.engine.sampling import Chosen, get_ready, likeliest
+from manyhands.engine.passes import ALONE, Late, Others, Passes, PassOutcome
+from manyhands.engine.recorder import GraphRecorder
+from manyhands.engine.sampling import Chosen, get_ready
 from manyhands.errors import ManyhandsError, RanksFailed
 from manyhands.model.adapter import ModelAdapter, experts_of_a_token, weight_bytes
 from manyhands.model.experts import load_for_prompts
@@ -124,8 +111,8 @@ class GraphedPasses(Passes):
         self.recorder = recorder
         self.trouble: str | None = None  # why nothing more is recorded
         self.seconds_recording = 0.0
-        self._graphs: dict[Capacity, _Graph] = {}
-        self._ahead: dict[tuple[int, Wide], _Graph] = {}  # of those the wide ones, by their tokens
+        self._graphs: dict[Capacity, Graph] = {}
+        self._ahead: dict[tuple[int, Wide], Graph] = {}  # of those the wide ones, by their tokens
         # About how often, in the last passes; what was asked for last stands last.
         self._seen: Counter[Capacity] = Counter()
         self._num_passed = 0  # passes that count, since the counts were halved
@@ -141,11 +128,11 @@ class GraphedPasses(Passes):
         self._is_looked_at = False
         self._is_astray = False  # goes on by another recording than the one that is meant for it
         self._going_on = 0
-        self._newest: tuple[_Graph, Plan] | None = None
+        self._newest: tuple[Graph, Plan] | None = None
         self._lookahead: _Lookahead | None = None
         self._passed: object = None  # the newest one before: let go of while the device works
         self._sureness = 1.0
-        self._layer_kinds: dict[_LayerKind, tuple[torch.Size, LayerCall]] = {}
+        self.layer_kinds: dict[LayerKind, tuple[torch.Size, LayerCall]] = {}
         self.part_ends = part_ends(weight_bytes(adapter), adapter.num_layers)
         self.heads = Heads(self.part_ends, recorder.mark)
         self._layer_bytes = _layer_bytes(adapter)
@@ -167,7 +154,7 @@ class GraphedPasses(Passes):
         return len(self._graphs)
 
     @property
-    def recordings(self) -> list[_Graph]:
+    def recordings(self) -> list[Graph]:
         """All recordings by their numbers, which other ranks are told."""
         return list(self._graphs.values())
 
@@ -334,7 +321,7 @@ class GraphedPasses(Passes):
             return False
         return plan.num_tokens <= MOST_TOKENS and (self.trouble is None or bool(self._graphs))
 
-    def _recorded(self, plan: Plan) -> tuple[_Graph, Work] | None:
+    def _recorded(self, plan: Plan) -> tuple[Graph, Work] | None:
         """A recording that serves this plan, and the plan cut for it; it may be made here.
 
         Its own; or while its capacity is rare, one that is a little wider, or a wide one.
@@ -369,7 +356,7 @@ class GraphedPasses(Passes):
         self._kinds_with_own.add(_kind(plan))
         return graph, work
 
-    def _wide_at_once(self, plan: Plan, stretches: Stretches) -> tuple[_Graph, Work] | None:
+    def _wide_at_once(self, plan: Plan, stretches: Stretches) -> tuple[Graph, Work] | None:
         """The wide recording, for most plans of few tokens or small tiles: to look for their own, they would be cut twice."""
         kind = _kind(plan)
         if kind in self._kinds_with_own or not self._ahead:
@@ -389,7 +376,7 @@ class GraphedPasses(Passes):
         self._is_looked_at = is_looked_at and found is not None
         return found
 
-    def _large_at_once(self, plan: Plan, stretches: Stretches) -> tuple[_Graph, Work] | None:
+    def _large_at_once(self, plan: Plan, stretches: Stretches) -> tuple[Graph, Work] | None:
         """The wide recording with large tiles, where it has those that the plan wants: `_at_hand` would find the same one.
 
         So a crowd's plans are cut once each; cut for themselves they would be to no end.
@@ -475,7 +462,7 @@ class GraphedPasses(Passes):
 
     def _at_hand(
         self, plan: Plan, work: Work, capacity: Capacity, stretches: Stretches
-    ) -> tuple[_Graph, Work] | None:
+    ) -> tuple[Graph, Work] | None:
         """A recording that is there already and serves this plan, which was cut alone as `work`."""
         if (own := self._graphs.get(capacity)) is not None:
             return own, work
@@ -505,7 +492,7 @@ class GraphedPasses(Passes):
         return any(self._has_kernels_of(wide, plan, work) for wide in ahead)
 
     @classmethod
-    def _has_kernels_of(cls, wide: _Graph, plan: Plan, work: Work) -> bool:
+    def _has_kernels_of(cls, wide: Graph, plan: Plan, work: Work) -> bool:
         """Whether a recording has the kernels that a plan, cut alone as `work`, wants. Of many tokens the large ones count."""
         large_rows = work.large_rows if len(work.large) else 0
         if plan.num_tokens <= capacities.ALL_SMALL:
@@ -517,12 +504,12 @@ class GraphedPasses(Passes):
         return cls._has_large(wide, large_rows, work.is_specialised)
 
     @staticmethod
-    def _has_large(wide: _Graph, large_rows: int, is_specialised: bool) -> bool:
+    def _has_large(wide: Graph, large_rows: int, is_specialised: bool) -> bool:
         """Whether a recording has large tiles of so many rows; any has none, which are 0 rows."""
         kernels = wide.capacity.large_rows, wide.capacity.is_specialised
         return not large_rows or (large_rows, is_specialised) == kernels
 
-    def _wide(self, plan: Plan, stretches: Stretches, *kinds: Wide) -> tuple[_Graph, Work] | None:
+    def _wide(self, plan: Plan, stretches: Stretches, *kinds: Wide) -> tuple[Graph, Work] | None:
         """The first wide recording of these kinds that the plan fits into, the smallest for so many tokens or the next one."""
         works: dict[Cutting, Work] = {}  # several sizes have the same kernels
         for graph in self._with_room(plan, *kinds):
@@ -533,7 +520,7 @@ class GraphedPasses(Passes):
                 return graph, work
         return None
 
-    def _with_room(self, plan: Plan, *kinds: Wide) -> Iterator[_Graph]:
+    def _with_room(self, plan: Plan, *kinds: Wide) -> Iterator[Graph]:
         """The wide recordings of these kinds that have room for this plan's tokens and logits, the smallest first."""
         for kind in kinds:
             for tokens in sizes_of(kind, plan.num_tokens):
@@ -626,7 +613,7 @@ class GraphedPasses(Passes):
         try:
             with self.others.alone(), compiling_at_once(told) as kernels:
                 for index, capacity in enumerate(wide):
-                    logits, _ = _Graph(self, capacity, page_size).try_out(self)
+                    logits, _ = Graph(self, capacity, page_size).try_out(self)
                     if index == 0:
                         get_ready(logits[:1])
                         self._fill_nothing()
@@ -645,7 +632,7 @@ class GraphedPasses(Passes):
         integers = torch.zeros(capacity.num_integers, dtype=torch.int32, device=device)
         make_harmless(integers, capacity)
         prepared = Prepared(integers, capacity, page_size)
-        for shape, call in self._layer_kinds.values():
+        for shape, call in self.layer_kinds.values():
             q = torch.zeros(capacity.tokens, *shape, dtype=self.adapter.dtype, device=device)
             self.backend.attend(self.memory.stores[call.layer], q, prepared, call)
 
@@ -677,11 +664,11 @@ class GraphedPasses(Passes):
         self.trouble = found
         return None
 
-    def _record(self, page_size: int, capacity: Capacity) -> _Graph | None:
+    def _record(self, page_size: int, capacity: Capacity) -> Graph | None:
         self.others.record(astuple(capacity), page_size, self.part_ends)
         return self.record(capacity, page_size)
 
-    def record(self, capacity: Capacity, page_size: int) -> _Graph | None:
+    def record(self, capacity: Capacity, page_size: int) -> Graph | None:
         """A recording of this capacity, if it can be made on all ranks; its number is the next one.
 
         A rank that has no room for its buffer says so before any begins. Where the network cannot be
@@ -690,7 +677,7 @@ class GraphedPasses(Passes):
         """
         began = time.perf_counter()
         self.settle()
-        graph = self._tried(lambda: _Graph(self, capacity, page_size))
+        graph = self._tried(lambda: Graph(self, capacity, page_size))
         if graph is None or not self._tried(lambda: graph.record(self)):
             return None
         self.seconds_recording += time.perf_counter() - began
@@ -699,188 +686,6 @@ class GraphedPasses(Passes):
         return graph
 
 
-class _Noting(Attending):
-    """Attention that notes one layer of each kind."""
-
-    def __init__(
-        self, prepared: Prepared, passes: GraphedPasses, cuts: Mapping[int, Callable[[], None]]
-    ) -> None:
-        super().__init__(prepared, passes.memory, passes.backend, cuts)
-        self._kinds = passes._layer_kinds
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: LayerCall) -> Tensor:
-        """See `Attending`."""
-        store = self.memory.stores[call.layer]
-        rope = store.rope and (store.rope.rotary_dim, store.rope.interleaved)
-        heads = q.shape[1:], store.keys.shape[1:], store.value_dim
-        options = call.scaling, call.window, call.chunk, call.softcap, call.query_scale
-        kind = *heads, rope, *options, call.sinks is not None
-        self._kinds.setdefault(kind, (q.shape[1:], call))
-        return super().__call__(q, k, v, call)
-
-
-class _Graph:
-    """The recording of one capacity."""
-
-    recording: Recording
-
-    def __init__(self, passes: GraphedPasses, capacity: Capacity, page_size: int) -> None:
-        self.number = passes.num_graphs
-        self.others = passes.others
-        self.capacity = capacity
-        self.page_size = page_size
-        size = capacity.num_integers
-        self.buffer = torch.zeros(2, size, dtype=torch.int32, device=passes.adapter.device)
-        self.host = passes.recorder.host_buffer(2, size)
-        self.integers = self.host.numpy()  # [2, size]: to be sent, and their growth
-        self.sent = passes.recorder.mark()
-        self.num_begun = 0  # parts of the pass that was begun last
-        self.num_used = 0  # integers that are sent
-        # Whether the plan's integers grow; and whether the growth on the device may be another one than the host's, which is sent then.
-        self.grows, self.may_grow = False, False
-        make_harmless(self.buffer[0], capacity)
-
-    def record(self, passes: GraphedPasses) -> _Graph:
-        """Record the pass; afterwards it can be replayed."""
-        self.recording = passes.recorder.record(lambda cut: self._pass(passes, cut))
-        self.logits, self.greedy = self.recording.lent, self.recording.kept
-        return self
-
-    def try_out(self, passes: GraphedPasses) -> tuple[Tensor, Tensor]:
-        """Launch every kernel of the pass once, with nothing but padding, and record nothing; see `_pass`."""
-        with torch.inference_mode():
-            return passes.adapter.with_few_layers(lambda: self._pass(passes, lambda: None))
-
-    def _pass(self, passes: GraphedPasses, cut: Cut) -> tuple[Tensor, Tensor]:
-        integers, growth = self.buffer
-        # Tokens that rank 0 alone knows, or those that all have been told. It stands in the recording since NCCL allows
-        # none of its calls beside a replay that is under way.
-        self.others.hand_over(integers[: self.capacity.tokens])
-        grown = self.capacity.num_growing
-        integers[:grown].add_(growth[:grown])
-        prepared = Prepared(integers, self.capacity, self.page_size)
-        cuts = dict.fromkeys(passes.part_ends, cut)
-        attend = _Noting(prepared, passes, cuts)
-        token_ids, keep = prepared.token_ids_and_last()
-        logits = passes.adapter.forward(token_ids, keep, attend)
-        # The logits of padding are those of the first head once more, so they are sound if all others are.
-        return logits, likeliest(logits)
-
-    def start(self, plan: Plan, work: Work, late: Late | None = None) -> PassOutcome:
-        """Any plan that fits: send all of it, but for tokens that are there already."""
-        self._pack(plan, work, late, len(self.recording.parts))
-        self._send(late)
-        self._all()
-        return self._outcome(plan)
-
-    def start_head(self, plan: Plan, work: Work, heads: Heads, late: Late | None = None) -> None:
-        """The head of such a pass; `finish` makes the rest."""
-        self._pack(plan, work, late, heads.num_parts)
-        self._send(late)
-        self.begin(heads.num_parts, heads)
-
-    def _pack(self, plan: Plan, work: Work, late: Late | None, num_parts: int) -> None:
-        """Write all of it into the host's buffer, once that is free, and tell other ranks how many parts are begun with it."""
-        self.sent.synchronize()
-        integers, growth = self.integers
-        pack(plan, work, self.capacity, integers)
-        self.num_used = self.capacity.num_used(work)
-        if late is not None:
-            late.mark(integers[: plan.num_tokens])
-        grown, self.grows = self.capacity.num_growing, plan.lockstep is not None
-        if self.grows:
-            self.may_grow = True  # before it does: an interrupt may strike in between
-            pack_growth(plan, work, self.capacity, growth[:grown])
-            integers[:grown] -= growth[:grown]  # the pass begins by adding it
-        elif self.may_grow:
-            growth[:grown] = 0
-        self.others.start(
-            self.number,
-            num_parts,
-            self.host[0, : self.num_used],
-            self.host[1, : grown * self.may_grow],
-        )
-
-    def next(self, plan: Plan, late: Late | None = None) -> PassOutcome:
-        """The plan that follows: send its tokens, which are all that the graph cannot know."""
-        self.others.follow(self.number, plan.token_ids)
-        self.follow(plan.token_ids, late)
-        return self._outcome(plan)
-
-    def look_ahead(self, plan: Plan, tokens: Tensor, heads: Heads) -> None:
-        """Begin what follows `plan` if every row is fed its token of `tokens` [R], known on the device only."""
-        self.others.begin(self.number, heads.num_parts)
-        self.buffer[0, : plan.num_tokens].copy_(tokens)
-        self.begin(heads.num_parts, heads)
-
-    def finish(self, plan: Plan) -> PassOutcome:
-        """The rest of a pass that has begun."""
-        self.others.finish(self.number)
-        self.go_on()
-        return self._outcome(plan)
-
-    # -- without a word to other ranks: what each of them does -------------------------------------
-
-    def take(self, num_parts: int, integers: NDArray[np.int32], growth: NDArray[np.int32]) -> None:
-        """The first parts of a pass, with what rank 0 has told (`Others.start`)."""
-        self.sent.synchronize()
-        self.num_used, self.may_grow = len(integers), bool(len(growth))
-        self.integers[0, : len(integers)] = integers
-        self.integers[1, : len(growth)] = growth
-        self._send(None)
-        self.begin(num_parts)
-
-    def _send(self, late: Late | None) -> None:
-        """In two transfers, or in one where the device has the growth: pages that are no plan's would be most of it."""
-        used, grown = self.num_used, self.capacity.num_growing
-        self.buffer[0, :used].copy_(self.host[0, :used], non_blocking=True)
-        if self.may_grow:
-            self.buffer[1, :grown].copy_(self.host[1, :grown], non_blocking=True)
-            self.may_grow = self.grows
-        self.sent.record()
-        if late is not None:
-            late.fill(self.buffer[0, : self.capacity.tokens])
-
-    def _all(self) -> None:
-        for repeat in self.recording.parts:
-            repeat()
-
-    def follow(self, token_ids: Ints, late: Late | None = None) -> None:
-        """A whole pass, one token later."""
-        self.sent.synchronize()
-        held = self.host[0, : len(token_ids)]
-        known = held.numpy()
-        known[:] = token_ids
-        if late is not None:
-            late.mark(known)
-        tokens = self.buffer[0, : len(token_ids)]
-        tokens.copy_(held, non_blocking=True)
-        self.sent.record()
-        if late is not None:
-            late.fill(tokens)
-        self._all()
-
-    def begin(self, num_parts: int, heads: Heads | None = None) -> None:
-        """The first parts of a pass whose tokens lie on rank 0's device. The length of `heads` is looked at."""
-        self.num_begun = num_parts
-        parts = self.recording.parts[:num_parts]
-        if heads is not None:
-            heads.begin(parts)
-            return
-        for repeat in parts:
-            repeat()
-
-    def go_on(self) -> None:
-        """The other parts of that pass."""
-        for repeat in self.recording.parts[self.num_begun :]:
-            repeat()
-
-    def _outcome(self, plan: Plan) -> PassOutcome:
-        rows = len(plan.heads)
-        return PassOutcome(self.logits[:rows], self.greedy[: 1 + rows])  # their soundness first
-
-
-_LayerKind = tuple[object, ...]  # the part of a layer that kernels of attention are compiled for
 _Kind = tuple[int, int, int]
 
 
@@ -909,13 +714,6 @@ def _with_kernels_of_their_own(wide: Sequence[Capacity]) -> list[Capacity]:
 
 def _untold(done: int, whole: int) -> None:
     """Progress that is none yet."""
-
-
-def make_harmless(integers: Tensor, capacity: Capacity) -> None:
-    """All padding: nothing is stored or read by a pass with these integers, all zeros before."""
-    for name, start, size in capacity.sections():
-        if name == "key_page":
-            integers[start : start + size] = NO_PAGE
 
 
 def _follows(plan: Plan, last: Plan) -> bool:

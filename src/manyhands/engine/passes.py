@@ -1,4 +1,4 @@
-"""One forward pass: a plan goes in, logits come out. It stands behind the executor (`engine/executor.py`).
+"""One forward pass: a plan goes in, logits come out. It stands behind the executor (`engine/local_executor.py`).
 
 `Passes` runs the network's layers one launch after the other. On a CUDA device `GraphedPasses`
 (`engine/graphs.py`) does the same by replaying recorded launches where a plan has a shape it knows.

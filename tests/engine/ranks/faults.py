@@ -36,7 +36,7 @@ from manyhands.cache.block import Block
 from manyhands.cache.pages import Move
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
-from manyhands.engine import capacities, executor, graphs
+from manyhands.engine import capacities, graphs, local_executor
 from manyhands.engine.capacities import Wide
 from manyhands.engine.engine import Engine
 from manyhands.engine.executor import Places
@@ -268,7 +268,7 @@ def main() -> None:
     def graphed(adapter: Any, memory: Any, backend: Any, **choices: Any) -> Any:
         return GraphedPasses(adapter, memory, backend, Again(), choices["others"])
 
-    of_executor: Any = executor
+    of_executor: Any = local_executor
     of_executor.make_passes = graphed
     for argument in sys.argv[3:]:
         rank, what, *more = argument.split(":")

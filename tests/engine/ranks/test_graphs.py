@@ -27,11 +27,11 @@ from manyhands.cache.block import Block
 from manyhands.cache.pages import Move
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
-from manyhands.engine import capacities, graphs
+from manyhands.engine import capacities, graph, graphs
 from manyhands.engine.capacities import Wide
 from manyhands.engine.engine import Engine
-from manyhands.engine.executor import LocalExecutor
 from manyhands.engine.graphs import GraphedPasses
+from manyhands.engine.local_executor import LocalExecutor
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.ranks import told
 from manyhands.engine.ranks.channel import FirstEnd, OtherEnd, Verb
@@ -167,7 +167,7 @@ def noted_integers(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[torch.Tens
         found.setdefault(threading.get_ident(), []).append(integers.clone())
         return prepared(integers, *args)
 
-    monkeypatch.setattr(graphs, "Prepared", noting)
+    monkeypatch.setattr(graph, "Prepared", noting)
     return found
 
 

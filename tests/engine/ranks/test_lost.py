@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.distributed import distributed_c10d
 
-from manyhands.engine.executor import LocalExecutor
+from manyhands.engine.local_executor import LocalExecutor
 from manyhands.engine.ranks import executor as executor_of_ranks
 from manyhands.engine.ranks import follower as follower_of_ranks
 from manyhands.engine.ranks import group as group_of_ranks

@@ -28,7 +28,8 @@ from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.cli.options import SolveOptions
 from manyhands.engine.engine import Engine
-from manyhands.engine.executor import LocalExecutor, Places
+from manyhands.engine.executor import Places
+from manyhands.engine.local_executor import LocalExecutor
 from manyhands.engine.passes import Passes
 from manyhands.engine.ranks import executor as executor_of_ranks
 from manyhands.engine.ranks.executor import RankedExecutor

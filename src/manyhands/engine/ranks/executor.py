@@ -28,7 +28,8 @@ from manyhands.cache.pages import Ints, Move
 from manyhands.cache.plan import Plan
 from manyhands.cache.step import Choice
 from manyhands.cache.tally import Weighing
-from manyhands.engine.executor import Kept, LocalExecutor, Network, Places
+from manyhands.engine.executor import Kept, Places
+from manyhands.engine.local_executor import LocalExecutor, Network
 from manyhands.engine.lookahead import Ahead
 from manyhands.engine.passes import Late, PassOutcome
 from manyhands.engine.ranks.channel import Verb, ints_of

@@ -18,9 +18,10 @@ import torch
 
 from manyhands.attention.prepared import Capacity
 from manyhands.cache.pages import Ints
-from manyhands.engine.executor import LocalExecutor, Network, Places
+from manyhands.engine.executor import Places
 from manyhands.engine.garbage import keep_loaded
 from manyhands.engine.graphs import GraphedPasses
+from manyhands.engine.local_executor import LocalExecutor, Network
 from manyhands.engine.ranks.channel import OtherEnd, Verb, text_of
 from manyhands.engine.ranks.group import join_group, leave_group, take_device
 from manyhands.engine.ranks.packing import (

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from manyhands.engine.executor import LocalExecutor, Network, load_network
+from manyhands.engine.local_executor import LocalExecutor, Network, load_network
 from manyhands.model.adapter import weight_bytes
 from manyhands.model.fingerprint import digest_of, sums_of
 from manyhands.model.memory import default_memory_tokens, held_bytes
