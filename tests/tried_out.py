@@ -55,7 +55,11 @@ class Launches:
 
         Unless the kernel says that it need not.
         """
-        told_apart = {name: each for name, each in options.items() if name not in _NOT}
+        told_apart = {
+            name: str(each.dtype) if isinstance(each, torch.Tensor) else each
+            for name, each in options.items()
+            if name not in _NOT
+        }
         kinds = [
             str(each.dtype) if isinstance(each, torch.Tensor) else (each == 1, each % 16 == 0)
             for each, taken in zip(args, kernel.params, strict=False)
@@ -117,7 +121,7 @@ class Layer:
 
     def needed(self, plan: Plan) -> set[Kernel]:
         """The kernels of a pass that is made for this plan alone."""
-        work = cut(plan, self.backend.tiling)
+        work = cut(plan, self.backend.tiling).leaving(self.backend.tiling)
         capacity = Capacity.of(plan, work)
         integers = zeros(capacity)
         pack(plan, work, capacity, integers.numpy())
