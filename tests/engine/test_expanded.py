@@ -24,7 +24,7 @@ from manyhands.cache.block import Block
 from manyhands.cache.plan import Plan, over_copied_pages
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
-from manyhands.engine import expanded
+from manyhands.engine import capacities, expanded
 from manyhands.engine.engine import Engine
 from manyhands.engine.graphs import GraphedPasses
 from manyhands.model.adapter import ModelAdapter
@@ -426,6 +426,8 @@ def test_kernels_of_prompts_are_loaded_ahead(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(form.backend, "attend", noted)
     passes = GraphedPasses(executor.adapter, executor.memory, executor.backend, Again())
     passes.expanded = form
+    monkeypatch.setattr(capacities, "uncommon_capacities", lambda tiling: [])
+    monkeypatch.setattr(capacities, "AHEAD", 2)  # what is recorded in front
     passes.record_ahead(engine.pool.page_size, lambda done, whole: None, 2048)
     assert lengths[-3:] == [5, 40, 45], "behind those that are compiled at once, on a GPU"
     assert leaving[-3:] == [False, False, True], (
