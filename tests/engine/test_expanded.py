@@ -427,7 +427,7 @@ def test_kernels_of_prompts_are_loaded_ahead(monkeypatch: pytest.MonkeyPatch) ->
     passes = GraphedPasses(executor.adapter, executor.memory, executor.backend, Again())
     passes.expanded = form
     monkeypatch.setattr(capacities, "uncommon_capacities", lambda tiling: [])
-    monkeypatch.setattr(capacities, "AHEAD", 2)  # what is recorded in front
+    monkeypatch.setattr(capacities, "AHEAD", 2)
     passes.record_ahead(engine.pool.page_size, lambda done, whole: None, 2048)
     assert lengths[-3:] == [5, 40, 45], "behind those that are compiled at once, on a GPU"
     assert leaving[-3:] == [False, False, True], (
