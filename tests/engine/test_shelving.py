@@ -1184,7 +1184,8 @@ def test_a_run_that_left_memory_waits_outside_while_the_only_other_one_waits_for
     leaves = engine.submit(counting(OTHER[:200], 100))
     engine.step()
     # All but one sheet: they take the room that the run which leaves had.
-    while len(engine.shelving._fetches[0].wanted) > 1:  # type: ignore[union-attr]
+    assert engine.shelving is not None
+    while len(engine.shelving._fetches[0].wanted) > 1:
         engine.step()
     slow[0] = True
     assert engine._scheduler.preemption.preempt()

@@ -133,12 +133,11 @@ class Work:
     key_page: Ints  # [T]: first page of the strip that the token's key is written to
     is_specialised: bool = False  # whether large tiles are specialised
     in_turns: bool = False  # whether programs that take specialised ones in turns share them evenly
-
     first_merged: int = 0  # tokens [first_merged, end_merged) have partials, and all others leave outputs at once ...
     end_merged: int = 0  # ... 0: all tokens have partials
 
     def leaving(self, tiling: Tiling) -> Work:
-        """The same, where outputs are left at once of all tokens in front of those with several partials, and behind.
+        """The work with outputs left at once of all tokens in front of those with several partials, and behind.
 
         Only the last token of a long prompt reads a second strip; merging would write and read all others once more. The list stays
         as it is where large tiles are not those of prompts, or less than half of the tokens would leave outputs. Entries of tokens
@@ -150,10 +149,11 @@ class Work:
             return self
         if not len(self.large) or (self.large_rows, self.is_specialised) != kind:
             return self
-        is_left = np.zeros(len(self.entries.token), dtype=np.bool_)
-        is_left[ranges(self.large[:, 0], self.large[:, 1])] = True
+        is_of_large = np.zeros(len(self.entries.token), dtype=np.bool_)
+        is_of_large[ranges(self.large[:, 0], self.large[:, 1])] = True
+        # As kernels of small tiles leave partials alone, their tokens count as having several.
         has_several = np.diff(self.partial_indptr) != 1
-        has_several[self.entries.token[~is_left]] = True
+        has_several[self.entries.token[~is_of_large]] = True
         merged = has_several.nonzero()[0]
         first = int(merged[0]) // ALIGNED * ALIGNED
         end = int(merged[-1]) + 1
