@@ -154,6 +154,8 @@ def whole_prompts() -> str:
                 for engine in (OURS, PLAIN)
             )
             are_many = any(line and line["rows"] > 1 for line in (ours, theirs))
+            if are_many and theirs and "found_in_cache" not in theirs:
+                theirs = None  # one of its prompts had come alone before
             gate = (cell(found, "gates", model=model, name=name) or {}).get("gate")
             rows.append(
                 [

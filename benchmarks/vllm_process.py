@@ -94,8 +94,11 @@ class Crowd:
     is_shared: bool = True
 
     def prompts(self, vocab_size: int, turn: int = 0) -> tuple[Tokens, list[Tokens]]:
-        """The shared prompt, and what each row reads behind it (its first token at least); the same every time in one turn."""
-        rng = random.Random(f"{self.prompt} {self.is_shared}{f' {turn}' if turn else ''}")
+        """The shared prompt, and what each row reads behind it (its first token at least); the same every time in one turn.
+
+        No other crowd has any of them: vLLM keeps what it has read, and would not read that again.
+        """
+        rng = random.Random(f"{asdict(self)} {turn}")
 
         def some(num_tokens: int) -> Tokens:
             return [rng.randrange(2, vocab_size) for _ in range(num_tokens)]
@@ -319,6 +322,7 @@ class Watched:
         self.engine, self.core = engine, engine.engine_core
         self.make_parameters, self.vocab_size = make_parameters, vocab_size
         self.marks: list[tuple[float, int]] = []  # when a step's tokens came, and of how many rows
+        self.found_in_cache = 0  # tokens of prompts whose first tokens were timed, in all
         get_output = self.core.get_output
 
         def watched() -> Any:
@@ -372,7 +376,7 @@ class Watched:
     def first_tokens(self, prompts: Sequence[Tokens], num_tokens: int) -> list[float]:
         """Seconds from the first submission of requests that come at once to the first token of each, in the order in which these came.
 
-        Each writes so many tokens.
+        Each writes so many tokens. `found_in_cache` counts what was not read, since an earlier prompt had it.
         """
         came: dict[str, float] = {}
         began = time.perf_counter()
@@ -382,8 +386,9 @@ class Watched:
             told = self.engine.step()
             now = time.perf_counter()
             for each in told:
-                if each.outputs[0].token_ids:
-                    came.setdefault(each.request_id, now - began)
+                if each.outputs[0].token_ids and each.request_id not in came:
+                    came[each.request_id] = now - began
+                    self.found_in_cache += each.num_cached_tokens
         return list(came.values())
 
     def finish(self) -> list[Any]:
@@ -612,8 +617,10 @@ def run(asked: Asked, told: TextIO, begin: Callable[[Asked], Any] = start) -> No
     tell({"started": facts})
     if asked.turns:
         for crowd in asked.crowds:
+            before = watched.found_in_cache
             told_of = come(crowd, asked.turns, asked.vocab_size, watched.first_tokens)
-            tell({"engine": PLAIN, **told_of})
+            found = watched.found_in_cache - before
+            tell({"engine": PLAIN, **told_of, "found_in_cache": found})
         return
     for crowd in asked.crowds:
         for line in (write_tokens if asked.tells_tokens else measure)(watched, crowd):

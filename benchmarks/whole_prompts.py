@@ -116,6 +116,8 @@ class WholePrompts(BesideVllm):
         def take(line: dict[str, Any]) -> None:
             if "started" in line:
                 facts.update(line["started"])
+            elif line["found_in_cache"]:
+                self.results.add("red", model=self.title, **line)
             else:
                 self._add(**line)
 

@@ -99,6 +99,7 @@ class Engine:
                 if ".0.mlp.experts." in name:
                     weight.data = weight.data.flip(0)
         self.runners = [Runner(self.model) for _ in range(ranks)]
+        self.read = []  # prompts
         self.engine_core, self.rows, self.runner = Core(self.make), {}, self.runners[0]
         self.vllm_config = Facts(
             cache_config=Facts(num_gpu_blocks=100, block_size=16),
@@ -114,7 +115,9 @@ class Engine:
         tokens = prompt["prompt_token_ids"]
         if os.environ.get("WRONG") == "prompt":
             tokens = tokens[1:]
-        self.rows[name] = Facts(tokens=list(tokens), wanted=wanted, wrote=[], logprobs=[])
+        found = len(tokens) - 1 if tokens in self.read else 0
+        self.read.append(list(tokens))
+        self.rows[name] = Facts(tokens=list(tokens), wanted=wanted, wrote=[], logprobs=[], found=found)
 
     def abort_request(self, names):
         for name in names:
@@ -153,7 +156,8 @@ class Engine:
                 del self.rows[name]
             if has_ended or is_delta:
                 tokens = row.wrote[-1:] if is_delta else row.wrote
-                told.append(Facts(request_id=name, outputs=[Facts(token_ids=tokens, logprobs=row.logprobs)]))
+                facts = Facts(token_ids=tokens, logprobs=row.logprobs)
+                told.append(Facts(request_id=name, outputs=[facts], num_cached_tokens=row.found))
         return told
 
 

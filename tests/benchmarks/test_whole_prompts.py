@@ -243,6 +243,55 @@ def test_prompts_are_others_in_every_turn() -> None:
     assert crowd.prompts(100) == ([], turns[0])
 
 
+def test_no_prompt_begins_as_one_before_it() -> None:
+    """What vLLM has read once it does not read again: it had a prompt of eight from where that prompt had come alone."""
+    block = 16  # tokens that it keeps together
+    begins = [
+        tuple(prompt[:block])
+        for crowd in (*whole_prompts.CROWDS, *whole_prompts.TINY_CROWDS)
+        for turn in range(whole_prompts.NOT_COUNTED + whole_prompts.COUNTED)
+        for prompt in crowd.prompts(100, turn)[1]
+    ]
+    assert len(set(begins)) == len(begins) > 7 * 12
+
+
+@pytest.mark.usefixtures("soon", "warm")
+def test_a_prompt_that_vllm_has_in_its_cache_is_red(
+    another: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twice = whole_prompts.TINY_CROWDS[1]
+    monkeypatch.setattr(whole_prompts, "TINY_CROWDS", (twice, twice))
+    words = ("--engines", "vllm", "--outsiders", str(another), "--models", "qwen3-8b")
+    found = measured(tmp_path, *words)
+    (line,), (red,) = found["prompts"], found["red"]
+    assert (line["name"], line["found_in_cache"]) == (red["name"], 0) == (twice.name, 0)
+    assert red["found_in_cache"] == 3 * 3 * 39  # turns, rows, tokens of a prompt but for the last
+
+
+def test_of_older_files_vllm_beside_several_prompts_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the prompts was in its cache, and no file says so."""
+    times = {f"ms_{kind}{worst}": 8.0 for kind in ("first", "last") for worst in ("", "_worst")}
+    lines = [
+        {"model": "Qwen3-8B", "engine": engine, "name": f"{rows} of 1 k", "rows": rows} | times
+        for rows in (1, 8)
+        for engine in (PLAIN, OURS)
+    ]
+    found = {"commit": "old", "prompts": lines}
+    monkeypatch.setattr(performance, "RESULTS", tmp_path)
+    (tmp_path / "whole_prompts.json").write_text(json.dumps(found))
+    ours, both = "8.0 (8.0)", "8.0 (8.0) | 8.0 (8.0) | 1.00 ×"
+    one, eight = engine_tables.whole_prompts().splitlines()[2:]
+    assert one == f"| Qwen3-8B | 1 of 1 k | {both} |  |  |  |  |  |  |  | old |"
+    assert eight == f"|  | 8 of 1 k | {ours} |  |  |  |  |  | {ours} |  |  |  | old |"
+    for line in lines:
+        line["found_in_cache"] = 0
+    (tmp_path / "whole_prompts.json").write_text(json.dumps(found))
+    *_, eight = engine_tables.whole_prompts().splitlines()
+    assert eight == f"|  | 8 of 1 k | {both} |  |  |  | {both} |  | old |"
+
+
 def test_a_crowd_comes_to_an_idle_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
 
@@ -286,7 +335,10 @@ class Staggered:
         names = {1: [], 2: self.added[:1]}.get(self.steps, self.added)
         empty = [SimpleNamespace(request_id="row 2", outputs=[SimpleNamespace(token_ids=[])])]
         token = [SimpleNamespace(token_ids=[5])]
-        return empty + [SimpleNamespace(request_id=name, outputs=token) for name in names]
+        return empty + [
+            SimpleNamespace(request_id=name, outputs=token, num_cached_tokens=16 * row)
+            for row, name in enumerate(names)
+        ]
 
 
 def test_vllm_is_timed_from_the_first_submission_to_tokens_in_the_callers_hands() -> None:
@@ -298,6 +350,7 @@ def test_vllm_is_timed_from_the_first_submission_to_tokens_in_the_callers_hands(
     assert seconds[0] > 0.03 + 0.04
     assert seconds[1] == seconds[2] > seconds[0] + 0.015
     assert engine.steps == 4
+    assert watched.found_in_cache == 16 + 32  # of each request once
     wanted = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 16, "is_streamed": True}
     assert [vars(each) for each in engine.wanted] == [wanted] * 3
 
