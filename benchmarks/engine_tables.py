@@ -14,6 +14,7 @@ _OF_EXPERTS = re.compile(
     r"^fused_moe|^_gated|^_down|^_expert_|^_mxfp4_product"
 )  # kernels of their products, of both engines
 
+_OVER = " over "  # in the names of networks that lie over several GPUs
 # The run over ranks that came to the gate, and not to the end of its timings.
 _GATE_OVER_RANKS = "first_whole_engines_over_2_qwen3-8b"
 
@@ -142,13 +143,43 @@ def whole_engines_gate() -> str:
     return table(head, rows) if rows else NOTHING_YET
 
 
+# Files of first tokens, the newest first; one that does not stand here is newer still.
+PROMPTS = (
+    "whole_prompts_apart",
+    "whole_prompts_over_2_apart",
+    "whole_prompts_over_2_apart_alone",
+    "whole_prompts_leaving",
+    "whole_prompts_opening",
+    "whole_prompts_by_tile",
+    "whole_prompts_over_2_norms",
+    "whole_prompts_means",
+    "whole_prompts_over_2_again",
+    "whole_prompts_over_2",
+    "whole_prompts_experts",
+    "whole_prompts_at_once",
+    "whole_prompts",
+)
+
+
 def whole_prompts() -> str:
-    """Milliseconds until prompts have their first tokens: the first of them, and the last of those that come at once."""
-    rows: list[list[str]] = []
-    for _, found in files("whole_prompts"):
-        last = ""
-        pairs = dict.fromkeys((line["model"], line["name"]) for line in found.get("prompts", []))
-        for model, name in pairs:
+    """Milliseconds until prompts have their first tokens: the first of them, all on average, and the last of those that come at once.
+
+    Of each situation the newest line with both engines, or the newest of each.
+    """
+    return _of_prompts(shows_older=False)
+
+
+def whole_prompts_older() -> str:
+    """The lines that newer ones have taken the place of."""
+    return _of_prompts(shows_older=True)
+
+
+def _of_prompts(*, shows_older: bool) -> str:
+    shown: dict[tuple[str, str], set[str]] = {}
+    rows: dict[str, dict[str, list[list[str]]]] = {}  # by network and situation
+    for found in _newest_first():
+        lines = found.get("prompts", [])
+        for model, name in dict.fromkeys((line["model"], line["name"]) for line in lines):
             ours, theirs = (
                 cell(found, "prompts", model=model, name=name, engine=engine)
                 for engine in (OURS, PLAIN)
@@ -156,23 +187,35 @@ def whole_prompts() -> str:
             are_many = any(line and line["rows"] > 1 for line in (ours, theirs))
             if are_many and theirs and "found_in_cache" not in theirs:
                 theirs = None  # one of its prompts had come alone before
+            there = {line["engine"] for line in (ours, theirs) if line}
+            before = shown.setdefault((model, name), set())
+            is_newer = not there <= before
+            before |= there
+            if not there or is_newer == shows_older:
+                continue
             gate = (cell(found, "gates", model=model, name=name) or {}).get("gate")
-            rows.append(
-                [
-                    "" if model == last else model,
-                    name,
-                    *_until(ours, theirs, "ms_first"),
-                    *(_until(ours, theirs, "ms_mean") if are_many else [""] * 3),
-                    *(_until(ours, theirs, "ms_last") if are_many else [""] * 3),
-                    f"{gate['error']:.2g} ({gate['tolerance']:.2g})" if gate else "",
-                    found["commit"],
-                ]
-            )
-            last = model
+            row = [
+                *_until(ours, theirs, "ms_first"),
+                *(_until(ours, theirs, "ms_mean") if are_many else [""] * 3),
+                *(_until(ours, theirs, "ms_last") if are_many else [""] * 3),
+                f"{gate['error']:.2g} ({gate['tolerance']:.2g})" if gate else "",
+                found["commit"],
+            ]
+            rows.setdefault(model, {}).setdefault(name, []).append(row)
     head = ["network", "prompts", "this engine, ms to the first token (worst)", "vLLM", "ratio"]
     head += ["of all, their mean, this engine", "vLLM", "ratio"]
     head += ["to the last one's, this engine", "vLLM", "ratio", "gate: error (allowed)", "commit"]
-    return table(head, rows) if rows else NOTHING_YET
+    told: list[list[str]] = []
+    for model, situations in sorted(rows.items(), key=lambda each: _OVER in each[0]):
+        named = [[name, *row] for name, found_rows in situations.items() for row in found_rows]
+        told += [["" if index else model, *row] for index, row in enumerate(named)]
+    return table(head, told) if told else NOTHING_YET
+
+
+def _newest_first() -> list[Result]:
+    found = dict(files("whole_prompts"))
+    names = [name for name in found if name not in PROMPTS]
+    return [found[name] for name in (*names, *PROMPTS) if name in found]
 
 
 def _until(ours: Result | None, theirs: Result | None, kind: str) -> list[str]:
@@ -184,10 +227,13 @@ def _until(ours: Result | None, theirs: Result | None, kind: str) -> list[str]:
 
 
 def whole_prompts_starts() -> str:
-    """How both were started where prompts were timed, and how many tokens a pass may have in each."""
-    rows = []
-    for _, found in files("whole_prompts"):
+    """How both were started where prompts were timed last, and how many tokens a pass may have in each."""
+    rows, shown = [], set()
+    for found in _newest_first():
         for line in found.get("starts", []):
+            if "start_seconds" not in line or (line["model"], line["engine"]) in shown:
+                continue
+            shown.add((line["model"], line["engine"]))
             seconds = (line.get(f"{part}_seconds", "") for part in ("import", "start", "whole"))
             engine = f"{line['engine']} {line.get('vllm', '')}".strip()
             tokens = line.get("tokens_of_a_pass", "")
@@ -211,6 +257,7 @@ TABLES: dict[str, Callable[[], str]] = {
         whole_engines_experts,
         whole_engines_gate,
         whole_prompts,
+        whole_prompts_older,
         whole_prompts_starts,
     )
 }

@@ -371,32 +371,41 @@ def test_this_engine_is_timed_the_same_way(monkeypatch: pytest.MonkeyPatch) -> N
     assert 0.04 < seconds[0] < seconds[1]
 
 
-def test_of_several_files_each_has_its_lines(
+def test_of_several_files_the_newest_lines_are_shown_and_the_others_on_another_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def line(engine: str, ms: float, rows: int = 1) -> dict[str, Any]:
+    def line(model: str, engine: str, ms: float, rows: int = 1) -> dict[str, Any]:
         name = f"{rows} of 2 k"
         times = {"ms_first": ms, "ms_first_worst": 1.5 * ms, "ms_last": 2 * ms}
-        return {"model": "Qwen3-8B", "engine": engine, "name": name, "rows": rows} | {
+        return {"model": model, "engine": engine, "name": name, "rows": rows} | {
             **times,
             "ms_last_worst": 3 * ms,
         }
 
-    gates = [
-        {"model": "Qwen3-8B", "name": "1 of 2 k", "gate": {"error": 0.0489, "tolerance": 0.12}}
-    ]
-    both = [line(PLAIN, 60.0), line(OURS, 40.0)]
-    (tmp_path / "whole_prompts.json").write_text(
-        json.dumps({"commit": "old", "prompts": both, "gates": gates})
-    )
-    ours = [line(OURS, 30.0), line(OURS, 50.0, rows=8)]
-    (tmp_path / "whole_prompts_ours.json").write_text(
-        json.dumps({"commit": "new", "prompts": ours})
-    )
+    one, two = "Qwen3-8B", "Qwen3-8B, over 2 GPUs"
+    gates = [{"model": one, "name": "1 of 2 k", "gate": {"error": 0.0489, "tolerance": 0.12}}]
+    lines = {
+        "whole_prompts": ("first", [line(one, PLAIN, 60.0), line(one, OURS, 40.0)]),
+        "whole_prompts_at_once": ("second", [line(two, OURS, 20.0)]),
+        "whole_prompts_experts": ("third", [line(one, PLAIN, 50.0), line(one, OURS, 20.0)]),
+        # Not in the list of files yet, so the newest.
+        "whole_prompts_ours": ("fourth", [line(one, OURS, 30.0), line(one, OURS, 50.0, rows=8)]),
+    }
+    for name, (commit, told) in lines.items():
+        found = {"commit": commit, "prompts": told, "gates": gates if commit == "first" else []}
+        (tmp_path / f"{name}.json").write_text(json.dumps(found))
     monkeypatch.setattr(performance, "RESULTS", tmp_path)
     assert engine_tables.whole_prompts().splitlines()[2:] == [
-        "| Qwen3-8B | 1 of 2 k | 40.0 (60.0) | 60.0 (90.0) | 1.50 × |  |  |  |  |  |  | 0.049 (0.12) | old |",
-        "| Qwen3-8B | 1 of 2 k | 30.0 (45.0) |  |  |  |  |  |  |  |  |  | new |",
-        "|  | 8 of 2 k | 50.0 (75.0) |  |  |  |  |  | 100.0 (150.0) |  |  |  | new |",
+        "| Qwen3-8B | 1 of 2 k | 30.0 (45.0) |  |  |  |  |  |  |  |  |  | fourth |",
+        "|  | 1 of 2 k | 20.0 (30.0) | 50.0 (75.0) | 2.50 × |  |  |  |  |  |  |  | third |",
+        "|  | 8 of 2 k | 50.0 (75.0) |  |  |  |  |  | 100.0 (150.0) |  |  |  | fourth |",
+        "| Qwen3-8B, over 2 GPUs | 1 of 2 k | 20.0 (30.0) |  |  |  |  |  |  |  |  |  | second |",
+    ]
+    assert engine_tables.whole_prompts_older().splitlines()[2:] == [
+        "| Qwen3-8B | 1 of 2 k | 40.0 (60.0) | 60.0 (90.0) | 1.50 × |  |  |  |  |  |  | 0.049 (0.12) | first |"
     ]
     assert engine_tables.whole_prompts_starts() == performance.NOTHING_YET
+
+
+def test_all_files_of_first_tokens_are_put_in_order() -> None:
+    assert {name for name, _ in performance.files("whole_prompts")} == set(engine_tables.PROMPTS)
