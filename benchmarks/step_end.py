@@ -268,7 +268,7 @@ def unlaunched(
     executor.facts = replace(facts, page_size=PAGE_SIZE, num_pages=num_pages)
     tiling = Tiling(group, num_kv_heads=heads[1], num_processors=132, large_rows=64)
     if latents:
-        from manyhands.attention.triton_backend import of_latents
+        from manyhands.attention.fitting import of_latents
 
         tiling = of_latents(tiling)
     executor.backend = TritonBackend(adapter.layers, torch.float32, adapter.device, tiling)

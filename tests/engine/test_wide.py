@@ -14,8 +14,8 @@ pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from benchmarks import situations
 from benchmarks.step_end import unlaunched
+from manyhands.attention.fitting import of_latents
 from manyhands.attention.prepared import tokens_of_ended
-from manyhands.attention.triton_backend import of_latents
 from manyhands.attention.work import (
     Cutting,
     Occupancy,
@@ -102,7 +102,7 @@ def test_recordings_for_prompts_have_the_tiles_that_these_want(
 ) -> None:
     """Where there are more heads, or in 16 bits, specialised ones pay sooner; a prompt with others asks for a recording of its own."""
     tiling = replace(TILINGS[0], group=group, num_kv_heads=heads)
-    if eight_bits:  # as `triton_backend.py` has it
+    if eight_bits:  # as `fitting.py` has it
         tiling = replace(tiling, specialised_work=1 << 40, specialised_reads=1 << 16)
     specialised = []
     for tokens, kind in kinds_ahead(AHEAD, tiling):
