@@ -425,7 +425,7 @@ def test_kernels_of_prompts_are_loaded_ahead(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(form.backend, "attend", noted)
     passes = GraphedPasses(executor.adapter, executor.memory, executor.backend, Again())
-    passes.expanded = form
+    passes.recordings.expanded = form
     monkeypatch.setattr(capacities, "uncommon_capacities", lambda tiling: [])
     monkeypatch.setattr(capacities, "AHEAD", 2)
     passes.record_ahead(engine.pool.page_size, lambda done, whole: None, 2048)
