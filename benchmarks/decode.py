@@ -235,7 +235,7 @@ def num_graphs(engine: Engine) -> int:
 
 
 def _recordings(engine: Engine) -> Recordings | None:
-    """Those of its passes; None where these are launched."""
+    """The recordings of its passes; None where these are launched."""
     if engine.facts.backend != "triton":
         return None
     from manyhands.engine.graphs import GraphedPasses  # needs Triton, which is not everywhere

@@ -404,7 +404,7 @@ def attention(capability: int) -> None:
                 eight_bits=True,
                 most_small_rows=64,
                 between_rows=24,
-                short_strip=0,
+                short_stretch=0,
             )
         wide = team(17)  # a history for large tiles, desks for small ones
         one_layer(

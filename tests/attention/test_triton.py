@@ -957,7 +957,7 @@ def test_small_tiles_in_eight_bits(
     monkeypatch.setattr(small_eight_bits, "options", counted)
     shape = Shape(heads, kv_heads, 128, 128)
     tiling = Tiling(
-        shape.group, shape.num_kv_heads, 132, key_tile=128, between_rows=24, short_strip=0
+        shape.group, shape.num_kv_heads, 132, key_tile=128, between_rows=24, short_stretch=0
     )
     rope = rope_of(96 if interleaved else 128, interleaved)
     seen = right_capacities(shape, dtype, rope, layer, num_rows, tiling, eight_bits=True)

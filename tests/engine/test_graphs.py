@@ -35,7 +35,7 @@ from manyhands.engine.expanded import ExpandedForm
 from manyhands.engine.graph import Graph
 from manyhands.engine.graphs import GraphedPasses
 from manyhands.engine.local_executor import LocalExecutor
-from manyhands.engine.matching import Matcher
+from manyhands.engine.matching import PlanMatcher
 from manyhands.engine.recorder import Recording
 from manyhands.engine.recordings import Recordings
 from manyhands.errors import InvalidRequest
@@ -758,7 +758,7 @@ def test_a_recording_of_its_own_in_the_midst_of_rows_that_go_on_changes_no_token
     """A guess that was begun is dropped then, once."""
     monkeypatch.setattr(capacities, "AHEAD", 2)
     monkeypatch.setattr(matching, "_VERY_OFTEN", 3)
-    monkeypatch.setattr(Matcher, "_wide_at_once", lambda self, plan, stretches: None)
+    monkeypatch.setattr(PlanMatcher, "_wide_at_once", lambda self, plan, stretches: None)
     with_other_kernels(monkeypatch)
     plain, graphed = plain_engine(), graphed_engine()
     graphed.get_ready()

@@ -41,7 +41,7 @@ from manyhands.engine.capacities import (
     most_ahead,
     wide_capacity,
 )
-from manyhands.engine.matching import Matcher
+from manyhands.engine.matching import PlanMatcher
 from manyhands.evaluation import life
 from tests.attention.test_work import a_team, completions
 
@@ -436,7 +436,7 @@ def test_a_plan_of_a_crowd_is_cut_once(monkeypatch: pytest.MonkeyPatch) -> None:
     # Held, so that no other has the number of one.
     plans = list[Plan]()
     times = Counter[int]()
-    at_once = Matcher._large_at_once
+    at_once = PlanMatcher._large_at_once
     same = list[bool]()
 
     def counted(plan: Plan, *others: Any) -> Work:
@@ -457,7 +457,7 @@ def test_a_plan_of_a_crowd_is_cut_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return found
 
     monkeypatch.setattr(matching, "cut", counted)
-    monkeypatch.setattr(Matcher, "_large_at_once", compared)
+    monkeypatch.setattr(PlanMatcher, "_large_at_once", compared)
     teams = tuple((count, replace(TEAM, rows=rows)) for count, rows in ((2, 16), (8, 4)))
     lones = (40, replace(life.LONES.crowd[0][1], prompt=(100, 4000)))
     situation = replace(life.TEAMS, crowd=(*teams, lones), num_passes=60, warm_up=40)
@@ -504,7 +504,7 @@ def test_recordings_with_the_same_kernels_are_tried_with_one_cut(
     matcher: Any = SimpleNamespace(
         _with_room=lambda *_: iter(tried), backend=SimpleNamespace(tiling=tiling)
     )
-    found = Matcher._wide(matcher, plan, Stretches.of(plan, tiling), Wide.SMALL)
+    found = PlanMatcher._wide(matcher, plan, Stretches.of(plan, tiling), Wide.SMALL)
     assert found is not None
     assert found[0] is tried[3]
     assert cuttings == [few, many]

@@ -135,7 +135,7 @@ def tiling_of(
 ) -> Tiling:
     """One for layers of all these shapes.
 
-    The layers with fewest key heads make fewest programs, so their strips are split for all.
+    The layers with fewest key heads make fewest programs, so stretches are split for these.
     """
     is_short = dtype.itemsize == 2
     # Loading by tensor maps costs a program next to nothing: two small ones beat a large one then.

@@ -1,4 +1,4 @@
-"""What kernels are told of a store and of a call: dims and strides, scales, how dims pair up, the factor of queries.
+"""Operands of kernels, made of a store and of a call: dims and strides, scales, how dims pair up, the factor of queries.
 
 Stores differ in how keys and values lie (`attention/store.py`, `eight_bits.py`, `latents.py`), and a kernel gets pointers and numbers. Here
 these are made of a store, once for all kernels: those that write, move and read.

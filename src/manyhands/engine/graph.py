@@ -45,7 +45,7 @@ LayerKind = tuple[object, ...]  # the part of a layer that kernels of attention 
 
 
 class RecordedWith(Protocol):
-    """What graphs are recorded with, as far as a graph asks for it."""
+    """The means of recording a graph, as far as the graph asks for them."""
 
     adapter: ModelAdapter
     memory: Memory

@@ -28,7 +28,7 @@ from manyhands.cache.plan import Plan
 from manyhands.engine import capacities
 from manyhands.engine.graph import Graph
 from manyhands.engine.heads import Heads
-from manyhands.engine.matching import Matcher
+from manyhands.engine.matching import PlanMatcher
 from manyhands.engine.passes import ALONE, Late, Others, Passes, PassOutcome
 from manyhands.engine.recorder import GraphRecorder
 from manyhands.engine.recordings import Recordings
@@ -66,7 +66,7 @@ class GraphedPasses(Passes):
         self.recordings = Recordings(
             adapter, memory, backend, recorder, others, self.expanded, self.counts
         )
-        self.matcher = Matcher(self.recordings)
+        self.matcher = PlanMatcher(self.recordings)
         self.heads = Heads(self.recordings.part_ends, recorder.mark)
         self._newest: tuple[Graph, Plan] | None = None
         self._lookahead: _Lookahead | None = None

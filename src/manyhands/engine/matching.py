@@ -8,8 +8,8 @@ capacity has been met again and again; one that fits none, the second time, or, 
 Without wide recordings a capacity is recorded when it is asked for the second time, so that widths that come up once cost
 nothing; or later, while a recording that is a little wider serves it.
 
-The device waits while a plan is cut, so most plans are cut once, for the wide recording that is likely to be theirs (`Matcher._wide_at_once`).
-Whether another one would have suited them better is looked at now and then, while the device works (`Matcher.look`).
+The device waits while a plan is cut, so most plans are cut once, for the wide recording that is likely to be theirs (`PlanMatcher._wide_at_once`).
+Whether another one would have suited them better is looked at now and then, while the device works (`PlanMatcher.look`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LOOKED_AT = 8
 _Kind = tuple[int, int, int]
 
 
-class Matcher:
+class PlanMatcher:
     """Finds recordings for plans, and remembers what they have asked for."""
 
     def __init__(self, recordings: Recordings) -> None:

@@ -32,7 +32,7 @@ from manyhands.engine.capacities import Wide
 from manyhands.engine.engine import Engine
 from manyhands.engine.graphs import GraphedPasses
 from manyhands.engine.local_executor import LocalExecutor
-from manyhands.engine.matching import Matcher
+from manyhands.engine.matching import PlanMatcher
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.ranks import told
 from manyhands.engine.ranks.channel import FirstEnd, OtherEnd, Verb
@@ -196,7 +196,7 @@ def test_passes_of_a_crowd_are_begun_ahead_on_both(
 
 def never_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """No recording serves any plan."""
-    monkeypatch.setattr(Matcher, "recorded", lambda *_: None)
+    monkeypatch.setattr(PlanMatcher, "recorded", lambda *_: None)
 
 
 def test_passes_without_a_recording_are_begun_ahead_on_both(

@@ -155,7 +155,7 @@ class Follower:
 
     @property
     def recordings(self) -> Recordings:
-        """Those of the passes, which rank 0 would not have recorded if they could not be."""
+        """The recordings of the passes, which rank 0 would not have recorded if they could not be."""
         assert isinstance(self.executor.passes, GraphedPasses), "equal ranks have equal passes"
         return self.executor.passes.recordings
 
