@@ -84,7 +84,7 @@ def noted_recordings(passes: GraphedPasses, monkeypatch: pytest.MonkeyPatch) -> 
 
     def record(page_size: int, capacity: Capacity) -> Graph:
         made.append(capacity)
-        found = passes.recordings.own[capacity] = Graph(passes.recordings, capacity, page_size)
+        found = passes.recordings.graphs[capacity] = Graph(passes.recordings, capacity, page_size)
         return found
 
     monkeypatch.setattr(passes.recordings, "make", record)

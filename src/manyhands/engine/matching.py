@@ -156,7 +156,7 @@ class PlanMatcher:
             self._is_looked_at = False
             self._is_astray = newest is not None and self._goes_by_another(newest, plan, work)
         wants_own = not is_served_well and self._seen[capacity] >= _VERY_OFTEN
-        if capacity in self.recordings.own or wants_own:
+        if capacity in self.recordings.graphs or wants_own:
             self._kinds_due.add(kind)
 
     def _stretches_of(self, plan: Plan) -> Stretches | None:
@@ -166,7 +166,9 @@ class PlanMatcher:
         if self.expanded is not None and self.expanded.has_prompts(plan):
             return None
         recordings = self.recordings
-        if plan.num_tokens > MOST_TOKENS or (recordings.trouble is not None and not recordings.own):
+        if plan.num_tokens > MOST_TOKENS or (
+            recordings.trouble is not None and not recordings.graphs
+        ):
             return None
         return Stretches.of(plan, self.backend.tiling)
 
@@ -233,7 +235,7 @@ class PlanMatcher:
 
     def _note(self, plan: Plan, capacity: Capacity) -> None:
         """A plan asks for a capacity. Counts are halved now and then, so that older times count less; one that is due is kept."""
-        if capacity in self.recordings.own:
+        if capacity in self.recordings.graphs:
             self._pass_by(plan)
             return
         if halvings := self._num_passed // _COUNTED:
@@ -254,7 +256,7 @@ class PlanMatcher:
         self, plan: Plan, work: Work, capacity: Capacity, stretches: Stretches
     ) -> tuple[Graph, Work] | None:
         """A recording that is there already and serves this plan, which was cut alone as `work`."""
-        if (own := self.recordings.own.get(capacity)) is not None:
+        if (own := self.recordings.graphs.get(capacity)) is not None:
             return own, work
         kind, times = kind_ahead(plan, work, self.backend.tiling), self._seen[capacity]
         times = times if self.recordings.trouble is None else 0  # it can have none of its own
@@ -264,7 +266,7 @@ class PlanMatcher:
         elif times >= _VERY_OFTEN:
             return None  # it is to have its own
         if fitting := [
-            graph for known, graph in self.recordings.own.items() if known.serves(capacity)
+            graph for known, graph in self.recordings.graphs.items() if known.serves(capacity)
         ]:
             return min(fitting, key=lambda graph: graph.capacity.num_integers), work
         if (found := self._wide(plan, stretches, *kinds_meant(kind))) is not None:

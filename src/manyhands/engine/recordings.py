@@ -66,7 +66,7 @@ class Recordings:
         self.counts = counts
         self.trouble: str | None = None  # why nothing more is recorded
         self.seconds = 0.0  # that recording took
-        self.own: dict[Capacity, Graph] = {}  # all of them, in the order of their numbers
+        self.graphs: dict[Capacity, Graph] = {}  # all of them, in the order of their numbers
         self.ahead: dict[tuple[int, Wide], Graph] = {}  # of those the wide ones, by their tokens
         self.layer_kinds: dict[LayerKind, tuple[torch.Size, LayerCall]] = {}
         self.part_ends = part_ends(weight_bytes(adapter), adapter.num_layers)
@@ -75,7 +75,7 @@ class Recordings:
     @property
     def about(self) -> str | None:
         """How many shapes of passes were recorded and how long that took, or why they were not."""
-        if not self.own:
+        if not self.graphs:
             return self.trouble and f"passes are not recorded as CUDA graphs: {self.trouble}"
         recorded = (
             f"passes of {self.num_graphs} sizes were recorded as CUDA graphs in "
@@ -86,21 +86,21 @@ class Recordings:
     @property
     def num_graphs(self) -> int:
         """Capacities recorded so far."""
-        return len(self.own)
+        return len(self.graphs)
 
     @property
     def numbered(self) -> list[Graph]:
         """All recordings by their numbers, which other ranks are told."""
-        return list(self.own.values())
+        return list(self.graphs.values())
 
     def forget(self) -> None:
         """Drop all of them; the next one is the first again."""
-        self.own.clear()
+        self.graphs.clear()
         self.ahead.clear()
 
     def settle(self) -> None:
         """See `Passes.settle`. NCCL allows no other of its calls while a recording with some of them runs."""
-        if self.others is not ALONE and self.own:
+        if self.others is not ALONE and self.graphs:
             self.recorder.recover()
 
     def record_ahead(
@@ -138,7 +138,7 @@ class Recordings:
                     )
                     num_compiled, at_once = kernels.num_noted, False
                 # A plan may have asked for the very same one before.
-                graph = self.own.get(capacity) or self.make(page_size, capacity)
+                graph = self.graphs.get(capacity) or self.make(page_size, capacity)
                 if graph is not None:
                     self.ahead[kind] = graph
         if self.trouble is not None:
@@ -258,7 +258,7 @@ class Recordings:
             return None
         self.seconds += time.perf_counter() - began
         self.counts.recorded += 1
-        self.own[capacity] = graph
+        self.graphs[capacity] = graph
         return graph
 
 

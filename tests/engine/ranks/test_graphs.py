@@ -365,7 +365,7 @@ def test_a_wide_recording_that_a_plan_has_asked_for_before_keeps_its_number(
     two = TwoRanks(small, (Again(), Again()))
     assert two.engine.run(walking(a_team_of(2), 6, {4: 3})).text == expected
     executor: Any = two.engine.executor
-    (own,) = executor.passes.recordings.own
+    (own,) = executor.passes.recordings.graphs
     monkeypatch.setattr(capacities, "wide_capacity", lambda *_: own)
     two.engine.get_ready()
     assert two.engine.run(walking(a_team_of(2), 6, {4: 3})).text == expected
