@@ -443,9 +443,9 @@ def _by(tiles: str, has_kernels: bool) -> Iterator[None]:
     if tiles != ORDINARY or not has_kernels:
         yield
         return
-    from manyhands.attention import triton_backend
+    from manyhands.attention import fitting
 
-    with mock.patch.object(triton_backend, "_can_specialise_latents", return_value=False):
+    with mock.patch.object(fitting, "_can_specialise_latents", return_value=False):
         yield
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.recordings --model qwen3-8b
 
 A recording serves every plan that fits it, so how long a pass takes depends on the plan and on the recording
-(`engine/graphs.py`). Here a crowd lives for a while, its newest plan is kept, and this one plan is
+(`engine/matching.py`). Here a crowd lives for a while, its newest plan is kept, and this one plan is
 repeated behind recordings of different sizes: its own, the wide one that serves it, and others that differ from the wide one in
 one thing. Each line has the device's milliseconds for a whole pass, and by torch's profiler how much of that attention takes,
 by kernel.
@@ -25,7 +25,7 @@ from benchmarks.step_timeline import ready_engine
 from manyhands.attention.prepared import Capacity
 from manyhands.attention.work import Occupancy, Tiling, Work, cut, power_of_two
 from manyhands.cache.plan import Plan
-from manyhands.engine import capacities, graphs
+from manyhands.engine import capacities, graphs, matching
 from manyhands.engine.engine import Engine
 from manyhands.engine.graph import Graph
 from manyhands.engine.passes import Late
@@ -67,7 +67,7 @@ def candidates(plan: Plan, tiling: Tiling) -> Iterator[tuple[str, Capacity]]:
     kind = capacities.kind_ahead(plan, own, tiling)
     sizes = [
         tokens
-        for tokens, made_for in capacities.kinds_ahead(graphs.MOST_TOKENS, tiling)
+        for tokens, made_for in capacities.kinds_ahead(matching.MOST_TOKENS, tiling)
         if made_for is kind
     ]
     wide = capacities.wide_capacity(min(s for s in sizes if s >= plan.num_tokens), tiling, kind)
@@ -106,7 +106,7 @@ def measured(passes: graphs.GraphedPasses, plan: Plan, capacity: Capacity) -> di
     work = cut(plan, passes.backend.tiling, capacity.cutting)
     if not capacity.holds(plan, work):
         return None
-    graph = Graph(passes, capacity, plan.page_size).record(passes)
+    graph = Graph(passes.recordings, capacity, plan.page_size).record(passes.recordings)
 
     def once() -> None:
         graph.start(plan, work)

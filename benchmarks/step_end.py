@@ -268,9 +268,10 @@ def unlaunched(
     executor.facts = replace(facts, page_size=PAGE_SIZE, num_pages=num_pages)
     tiling = Tiling(group, num_kv_heads=heads[1], num_processors=132, large_rows=64)
     if latents:
-        from manyhands.attention.triton_backend import of_latents
-
-        tiling = of_latents(tiling)
+        # A checkout before 2026-11-30 has no such module.
+        has_fitting = importlib.util.find_spec("manyhands.attention.fitting") is not None
+        fits = "fitting" if has_fitting else "triton_backend"
+        tiling = importlib.import_module(f"manyhands.attention.{fits}").of_latents(tiling)
     executor.backend = TritonBackend(adapter.layers, torch.float32, adapter.device, tiling)
     executor.backend.move = lambda stack, moved: None
     logits = torch.zeros(_MOST_HEADS, vocab_size)

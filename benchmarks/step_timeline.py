@@ -40,7 +40,7 @@ from benchmarks.step_end import unlaunched
 from benchmarks.timing import python_loop_ms
 from manyhands.cache.pages import PagePool
 from manyhands.cache.planner import Planner
-from manyhands.engine import capacities, graph, graphs, local_executor
+from manyhands.engine import capacities, graph, graphs, local_executor, matching
 from manyhands.engine.engine import Engine
 from manyhands.engine.local_executor import LocalExecutor
 from manyhands.evaluation.life import Situation, live, one_team
@@ -60,7 +60,7 @@ WATCHED: tuple[tuple[Any, str, str], ...] = (
     (Planner, "_assemble", "plan: lists"),
     (PagePool, "promise", "pool"),
     (PagePool, "keep", "pool"),
-    (graphs, "cut", "cut"),
+    (matching, "cut", "cut"),
     (graph, "pack", "pack"),
     (graph, "pack_growth", "pack"),
     (LocalExecutor, "move", "moves"),

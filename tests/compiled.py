@@ -37,7 +37,7 @@ from triton.runtime import driver
 from triton.runtime.cache import get_cache_key, triton_key
 from triton.runtime.jit import JITCallable, JITFunction
 
-from manyhands.attention import launches, strips, triton_backend
+from manyhands.attention import fitting, launches, strips
 from manyhands.attention.attend import LayerCall, LeftNorms
 from manyhands.attention.eight_bits import EightBitStack, EightBitStore
 from manyhands.attention.kernels import overlap
@@ -122,9 +122,7 @@ def note_launches(capability: int, part: str) -> dict[str, Launch]:
 
     triton.knobs.runtime.jit_cache_hook = ask
     JITFunction.run = note
-    for room in (
-        *(skinny, gate_up, ring, launches, triton_backend, w4a16, mxfp4, experts, experts_many),
-    ):
+    for room in (*(skinny, gate_up, ring, launches, fitting, w4a16, mxfp4, experts, experts_many),):
         room.shared_memory = lambda device: MOST_SHARED[capability]  # type: ignore[attr-defined]
     overlap._can_overlap = lambda device: capability >= HOPPER  # type: ignore[assignment]
     {"attention": attention, "products": products}[part](capability)
@@ -406,7 +404,7 @@ def attention(capability: int) -> None:
                 eight_bits=True,
                 most_small_rows=64,
                 between_rows=24,
-                short_strip=0,
+                short_stretch=0,
             )
         wide = team(17)  # a history for large tiles, desks for small ones
         one_layer(
@@ -426,7 +424,7 @@ def attention(capability: int) -> None:
     one_layer(KV_HEADS, KV_HEADS, is_mapped, (lone(),), many=0)
     latents(team()[:1] if is_mapped else (lone(),))
     if is_mapped:  # a prompt that leaves outputs, and two rows that leave partials
-        latents(team(), triton_backend.of_latents(Tiling(16, 1, 132)))
+        latents(team(), fitting.of_latents(Tiling(16, 1, 132)))
         expanded()
     moves()
     replayed(lone())
@@ -526,7 +524,7 @@ def expanded() -> None:
     )
     for fed, interleaved, processors in zip(steps, (True, False, True), (2, 132, 1), strict=True):
         tiling = Tiling(1, 4, processors, large_rows=64, specialised_rows=128, least_left=256)
-        backend = TritonBackend([shape], DTYPE, CPU, triton_backend.of_expanded(tiling))
+        backend = TritonBackend([shape], DTYPE, CPU, fitting.of_expanded(tiling))
         rope = Rope(torch.ones(32), 64, interleaved)
         store = LayerStore(zeros(64 * PAGE, 4, 192), zeros(64 * PAGE, 4, 128), rope)
         backend.interpreted = True

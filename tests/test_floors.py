@@ -187,7 +187,7 @@ BEHIND_THE_EXECUTOR = {
     "engine/local_executor.py",
     "engine/passes.py",
     "engine/graph.py",
-    "engine/graphs.py",
+    "engine/recordings.py",
     "engine/ranks/executor.py",
     "engine/ranks/follower.py",
     "engine/ranks/part.py",

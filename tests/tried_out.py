@@ -19,7 +19,7 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from benchmarks import situations
-from manyhands.attention import triton_backend
+from manyhands.attention import fitting
 from manyhands.attention.attend import LayerCall
 from manyhands.attention.eight_bits import EightBitStore
 from manyhands.attention.kernels import overlap
@@ -190,10 +190,10 @@ def main() -> None:
     cuda.Stream, cuda.current_stream, cuda.stream = Stream, Stream, lambda _: nullcontext()
     cuda.is_current_stream_capturing = lambda: True
     overlap._can_overlap = lambda device: True  # type: ignore[assignment]
-    backend: Any = triton_backend
-    backend._num_processors = lambda device: PROCESSORS
-    backend._can_map = lambda _shape, stored, _device: stored.itemsize == 2
-    backend._can_specialise = lambda *_: True
+    fits: Any = fitting
+    fits._num_processors = lambda device: PROCESSORS
+    fits._can_map = lambda _shape, stored, _device: stored.itemsize == 2
+    fits._can_specialise = lambda *_: True
     found: dict[str, Any] = {"tried": {}, "besides": {}, "only_recorded": {}}
     passes = list(plans())  # the same for all heads
     kinds = [*((heads, False) for heads in HEADS), *((heads, True) for heads in IN_EIGHT_BITS)]

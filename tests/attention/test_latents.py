@@ -24,8 +24,9 @@ from tests.attention.test_attend import FREQUENCIES, LAYERS, TOLERANCE, worst_er
 
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
-from manyhands.attention import launches, triton_backend
-from manyhands.attention.triton_backend import TritonBackend, _heads, of_latents, refusal
+from manyhands.attention import fitting, launches
+from manyhands.attention.fitting import _heads, of_latents, refusal
+from manyhands.attention.triton_backend import TritonBackend
 from manyhands.attention.work import Tiling
 from tests.attention.test_triton import maps_made, on_hopper, right_capacities, rope_of
 
@@ -90,7 +91,7 @@ def test_all_that_a_layer_may_ask(backend: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_heads_in_two_parts(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of networks with more than 16 heads; and in 16 bits."""
-    monkeypatch.setattr(triton_backend, "_LATENT_PART", 2)
+    monkeypatch.setattr(fitting, "_LATENT_PART", 2)
     shape = SHAPES["whole"]
     assert _heads(shape) == (2, 2)
     assert error_of(kernels(shape, dtype), shape, dtype=dtype) < TOLERANCE[dtype]
@@ -273,8 +274,8 @@ def test_fewer_rows_where_shared_memory_is_short(monkeypatch: pytest.MonkeyPatch
     shape = Shape(16, 1, 64 + 512, 512, is_latent=True)
     for size, rows, transposed in ((232448, 64, True), (101376, 32, False)):
         monkeypatch.setattr(launches, "shared_memory", lambda device, size=size: size)
-        monkeypatch.setattr(triton_backend, "shared_memory", lambda device, size=size: size)
-        monkeypatch.setattr(triton_backend, "_can_specialise_latents", lambda *about: False)
+        monkeypatch.setattr(fitting, "shared_memory", lambda device, size=size: size)
+        monkeypatch.setattr(fitting, "_can_specialise_latents", lambda *about: False)
         backend = TritonBackend([shape], torch.bfloat16, DEVICE)
         assert (backend.tiling.large_rows, backend.tiling.most_small_rows) == (rows, rows)
         assert backend.launches[0].large.transposed == transposed

@@ -24,15 +24,16 @@ pytest.importorskip("triton", reason="Triton comes for Linux only")
 import triton
 import triton.language as tl
 
-from manyhands.attention import eight_bits, triton_backend
+from manyhands.attention import eight_bits, fitting, layer_reading, triton_backend
 from manyhands.attention.attend import LayerCall
+from manyhands.attention.fitting import refusal, serves_expanded
 from manyhands.attention.kernels.eight_bits import parted, rounded
 from manyhands.attention.kernels.merge import merge_kernel
 from manyhands.attention.prepared import Capacity, Prepared, pack
 from manyhands.attention.rotary import Rope
 from manyhands.attention.store import LayerShape, LayerStore
 from manyhands.attention.torch_backend import TorchBackend
-from manyhands.attention.triton_backend import TritonBackend, refusal, serves_expanded
+from manyhands.attention.triton_backend import TritonBackend
 from manyhands.attention.work import Occupancy, Tiling, cut
 from manyhands.cache.block import Block
 from manyhands.cache.plan import Plan
@@ -119,7 +120,7 @@ def test_heads_of_512_in_float32() -> None:
 def test_heads_of_512_in_large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, shape, rope = heads_of_512(torch.bfloat16, keys=32)
     seen: list[bool] = []
-    launch = triton_backend._Reading.launch
+    launch = layer_reading.LayerReading.launch
 
     def noted(
         self: Any, items: torch.Tensor, rows: int, is_large: bool, *, is_beside: bool = False
@@ -127,7 +128,7 @@ def test_heads_of_512_in_large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(is_large)
         launch(self, items, rows, is_large, is_beside=is_beside)
 
-    monkeypatch.setattr(triton_backend._Reading, "launch", noted)
+    monkeypatch.setattr(layer_reading.LayerReading, "launch", noted)
     prompt, own = Block(), Block()
     steps = [Row(View([prompt]), (1,) * 70)], [Row(View([prompt, own]), (2,) * 2)]
     error = error_of_steps(backend, shape, rope, torch.bfloat16, steps, scaling=0.05)
@@ -155,13 +156,13 @@ def test_large_tiles_with_and_without_tensor_maps(
     dtype: torch.dtype, interleaved: bool, mapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
-    tensor_map = triton_backend._tensor_map
+    tensor_map = layer_reading._tensor_map
 
     def counted(x: torch.Tensor, keys: int) -> object:
         made.append(keys)
         return tensor_map(x, keys)
 
-    monkeypatch.setattr(triton_backend, "_tensor_map", counted)
+    monkeypatch.setattr(layer_reading, "_tensor_map", counted)
     backend = kernels(WITH_MAPS, dtype, most_small_rows=0)
     assert backend.launches[0].is_mapped
     change_launches(backend, is_mapped=mapped)
@@ -241,13 +242,13 @@ def error_of_steps(
 def test_partials_of_sixteen_bits(size: float, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many small tiles beside large ones, and of tiles of one kind; what float16 does not hold is kept by factors."""
     seen: list[tuple[torch.dtype, bool]] = []
-    launch = triton_backend._Reading.launch
+    launch = layer_reading.LayerReading.launch
 
     def noted(self: Any, items: torch.Tensor, rows: int, is_large: bool, **options: bool) -> None:
         seen.append((self.partials[0].dtype, is_large))
         launch(self, items, rows, is_large, **options)
 
-    monkeypatch.setattr(triton_backend._Reading, "launch", noted)
+    monkeypatch.setattr(layer_reading.LayerReading, "launch", noted)
     shape, rope, dtype = SHAPES["gqa"], ROPES["half-split"], torch.bfloat16
     assert rope is not None
     rope = Rope(rope.inv_freq.float(), rope.rotary_dim, rope.interleaved)
@@ -555,7 +556,7 @@ def test_what_the_kernels_cannot_do_is_said(changed: dict[str, Any], said: str) 
 def test_broad_heads_on_a_gpu_with_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = [LayerShape(16, 8, 256, 256), LayerShape(16, 2, 512, 512)]
     assert refusal(layers, torch.float16, DEVICE) is None
-    monkeypatch.setattr(triton_backend, "shared_memory", lambda device: 101376)
+    monkeypatch.setattr(fitting, "shared_memory", lambda device: 101376)
     said = "head size is 512, which takes 106496 bytes of shared memory in float16, and this GPU has 101376"
     assert said in (refusal(layers, torch.float16, DEVICE) or "")
     assert refusal(layers[:1], torch.float16, DEVICE) is None
@@ -956,7 +957,7 @@ def test_small_tiles_in_eight_bits(
     monkeypatch.setattr(small_eight_bits, "options", counted)
     shape = Shape(heads, kv_heads, 128, 128)
     tiling = Tiling(
-        shape.group, shape.num_kv_heads, 132, key_tile=128, between_rows=24, short_strip=0
+        shape.group, shape.num_kv_heads, 132, key_tile=128, between_rows=24, short_stretch=0
     )
     rope = rope_of(96 if interleaved else 128, interleaved)
     seen = right_capacities(shape, dtype, rope, layer, num_rows, tiling, eight_bits=True)

@@ -99,7 +99,7 @@ def test_wide_tiles_leave_processors_to_those_that_begin(large_rows: int, are_fe
         (4, 1024, Occupancy.FEW),  # of 16 rows, which have a launch for few
     ],
 )
-def test_few_tiles_of_32_rows_launch_as_some_where_strips_are_short(
+def test_few_tiles_of_32_rows_launch_as_some_where_stretches_are_short(
     group: int, history: int, occupancy: Occupancy
 ) -> None:
     """Their own launch pays in long walks alone."""
@@ -264,7 +264,7 @@ def test_a_team_has_narrow_tiles_where_they_pay(
 
 
 @pytest.mark.parametrize(("others", "is_walk"), [(30, True), (40, False)])
-def test_short_strips_beside_a_long_one_count_for_more_than_their_keys(
+def test_short_stretches_beside_a_long_one_count_for_more_than_their_keys(
     others: int, is_walk: bool
 ) -> None:
     tiling = Tiling(4, num_kv_heads=8, num_processors=PROCESSORS, narrow_rows=64)
@@ -275,7 +275,7 @@ def test_short_strips_beside_a_long_one_count_for_more_than_their_keys(
 @pytest.mark.parametrize("group", [1, 4])
 @pytest.mark.parametrize("rows", [9, 17, 60])
 @pytest.mark.parametrize("keys", [200, 900])
-def test_short_strips_have_no_narrow_tiles(rows: int, keys: int, group: int) -> None:
+def test_short_stretches_have_no_narrow_tiles(rows: int, keys: int, group: int) -> None:
     """Completions of one short prompt, beside many lone rows too: what fits a narrow tile need not be worth one."""
     tiling = Tiling(group, 8, 132, large_rows=128, specialised_rows=128, specialised_reads=1 << 16)
     tiling = replace(tiling, key_tile=128, narrow_rows=64)

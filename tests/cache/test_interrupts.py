@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from manyhands.cache import fronts, journal, lockstep, pages, planner
+from manyhands.cache import fronts, journal, lockstep, pages, planner, routes
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool, Strip
 from manyhands.cache.step import Row, Step
@@ -27,7 +27,9 @@ from tests.cache.test_plan import Ledger
 from tests.covers import is_every_case
 from tests.strikes import Place, Watch, every_time, strike_all, tellings
 
-WATCHED = frozenset(module.__file__ for module in (fronts, journal, lockstep, pages, planner))
+WATCHED = frozenset(
+    module.__file__ for module in (fronts, journal, lockstep, pages, planner, routes)
+)
 
 
 def is_watched(code: CodeType) -> bool:

@@ -20,6 +20,7 @@ from manyhands.cache.layouts import Cast, combined, interleaved
 from manyhands.cache.pages import NOWHERE, Move, PagePool, Place
 from manyhands.cache.plan import PageTables, Plan, of_rows, over_copied_pages
 from manyhands.cache.planner import Planner
+from manyhands.cache.routes import Walk
 from manyhands.cache.step import Row, Step
 from manyhands.cache.trunks import Trunks
 from manyhands.cache.view import Item, Lanes, View
@@ -561,7 +562,7 @@ def test_finished_blocks_behind_a_trunk_are_all_read_with_it(
 
 def test_control_a_matrix_that_forgets_copies_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Desks would be read without their markers' copies: the plan is another one."""
-    monkeypatch.setattr(planning, "_copied_by", lambda piece, numbers: (-1, 0))
+    monkeypatch.setattr(planning, "copied_by", lambda piece, numbers: (-1, 0))
     with pytest.raises(AssertionError):
         test_most_teams_are_laid_out_as_one()
 
@@ -580,11 +581,9 @@ def test_of_the_views_of_a_team_one_is_walked(monkeypatch: pytest.MonkeyPatch) -
     """The others follow from it: each has its own desk last, and in its place there the one before."""
     ledger = Ledger(PagePool(400, 4))
     walked: list[View] = []
-    prepare = Planner._prepare
+    step_by_step = Walk._step_by_step
     monkeypatch.setattr(
-        Planner,
-        "_prepare",
-        lambda self, view, walk, **how: walked.append(view) or prepare(self, view, walk, **how),
+        Walk, "_step_by_step", lambda walk, view: walked.append(view) or step_by_step(walk, view)
     )
     prompt, others, own, marker = (Block(name) for name in ("prompt", "others", "own", "marker"))
     for block in (prompt, others, own, marker):

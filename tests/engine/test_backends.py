@@ -19,7 +19,7 @@ from tests.engine.small import executor_of, small_engine
 
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
-from manyhands.attention import triton_backend
+from manyhands.attention import fitting
 from manyhands.engine import backends, local_executor
 
 
@@ -58,7 +58,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_the_kernels_cannot_serve_goes_to_torch(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triton_backend, "_is_interpreting", lambda: False)
+    monkeypatch.setattr(fitting, "_is_interpreting", lambda: False)
     changes, reason = REFUSED[case]
     chosen = choose_backend("auto", adapter(**changes))
     assert chosen.backend.name == "torch"
@@ -100,7 +100,7 @@ def test_on_a_gpu_the_kernels_are_chosen() -> None:
 
 
 def test_auto_is_never_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_backend, "_is_interpreting", lambda: True)
+    monkeypatch.setattr(fitting, "_is_interpreting", lambda: True)
     on_cpu = adapter(device=torch.device("cpu"))
     assert choose_backend("auto", on_cpu).backend.name == "torch"
     assert choose_backend("triton", on_cpu).backend.name == "triton"

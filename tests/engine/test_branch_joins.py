@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from manyhands.cache.block import Block
-from manyhands.cache.planner import _Mark, _Point
+from manyhands.cache.routes import LaneMark, Point
 from manyhands.cache.step import Choice, Step
 from manyhands.cache.view import Lanes, blocks_of
 from manyhands.engine.engine import Engine
@@ -103,19 +103,19 @@ def test_every_pass_is_what_the_definition_says(name: str, join: str) -> None:
 
 
 def test_control_lanes_one_behind_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Mark, "behind", lambda mark, here, forks: here)
+    monkeypatch.setattr(LaneMark, "behind", lambda mark, here, forks: here)
     assert worst("qwen3", "keep") > VISIBLE
     assert worst("qwen3", "stitch") < FLOAT64  # it has no lanes
 
 
 def test_control_what_follows_stands_behind_the_last_lane(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = _Mark.behind
+    right = LaneMark.behind
 
-    def wrong(mark: _Mark, here: _Point, forks: list[tuple[_Point, _Point]]) -> _Point:
-        if mark is _Mark.JOIN:
+    def wrong(mark: LaneMark, here: Point, forks: list[tuple[Point, Point]]) -> Point:
+        if mark is LaneMark.JOIN:
             forks.pop()
             return here[0] + 1, here[1]
         return right(mark, here, forks)
 
-    monkeypatch.setattr(_Mark, "behind", wrong)
+    monkeypatch.setattr(LaneMark, "behind", wrong)
     assert worst("qwen3", "keep") > VISIBLE

@@ -331,9 +331,9 @@ def test_plain_torch_has_a_backend_of_its_own_for_prompts() -> None:
 
 
 def kernels_engine(monkeypatch: pytest.MonkeyPatch, *, serves: bool) -> Engine:
-    from manyhands.attention import triton_backend
+    from manyhands.attention import fitting
 
-    monkeypatch.setattr(triton_backend, "serves_expanded", lambda *_: serves)
+    monkeypatch.setattr(fitting, "serves_expanded", lambda *_: serves)
     monkeypatch.setattr(expanded, "MUCH", 0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     adapter = ModelAdapter(ZOO["deepseek_v3"]().to(device))  # type: ignore[arg-type]
@@ -425,7 +425,7 @@ def test_kernels_of_prompts_are_loaded_ahead(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(form.backend, "attend", noted)
     passes = GraphedPasses(executor.adapter, executor.memory, executor.backend, Again())
-    passes.expanded = form
+    passes.recordings.expanded = form
     monkeypatch.setattr(capacities, "uncommon_capacities", lambda tiling: [])
     monkeypatch.setattr(capacities, "AHEAD", 2)
     passes.record_ahead(engine.pool.page_size, lambda done, whole: None, 2048)

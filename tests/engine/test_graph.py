@@ -38,7 +38,7 @@ def test_what_has_grown_grows_no_more_behind_another_plan() -> None:
     engine = graphed_engine()
     engine.run(walking(a_team_of(2), 6, {}))
     passes = passes_of(engine)
-    graph = next(each for each in passes.recordings if each.integers[1].any())
+    graph = next(each for each in passes.recordings.numbered if each.integers[1].any())
     for feed in ((1, 2), (3, 4)):
         plan = engine.planner.plan(Step([Row(View([Block()]), feed)]))
         assert plan.lockstep is None
@@ -64,9 +64,9 @@ def test_a_pass_of_padding_alone_reads_nothing_and_stores_nothing(kind: Wide) ->
     passes = passes_of(engine)
     poison(passes.memory)
     capacity = capacities.wide_capacity(16, passes.backend.tiling, kind)
-    graph = Graph(passes, capacity, engine.facts.page_size)
+    graph = Graph(passes.recordings, capacity, engine.facts.page_size)
     with torch.inference_mode():
-        logits, greedy = graph._pass(passes, lambda: None)
+        logits, greedy = graph._pass(passes.recordings, lambda: None)
     assert logits.isfinite().all()
     assert greedy[0] == 1, "they are sound"
     for store in passes.memory.stores:

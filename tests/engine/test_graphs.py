@@ -28,14 +28,16 @@ from manyhands.cache.block import Block
 from manyhands.cache.plan import Plan
 from manyhands.cache.step import GREEDY, Choice, Row, Step
 from manyhands.cache.view import View
-from manyhands.engine import capacities, graphs, sampling
+from manyhands.engine import capacities, matching, recordings, sampling
 from manyhands.engine.capacities import Wide, capacity_of, kind_ahead
 from manyhands.engine.engine import Engine
 from manyhands.engine.expanded import ExpandedForm
 from manyhands.engine.graph import Graph
 from manyhands.engine.graphs import GraphedPasses
 from manyhands.engine.local_executor import LocalExecutor
+from manyhands.engine.matching import PlanMatcher
 from manyhands.engine.recorder import Recording
+from manyhands.engine.recordings import Recordings
 from manyhands.errors import InvalidRequest
 from manyhands.model.memory import num_weights
 from manyhands.strategies.base import Answer, Strategy
@@ -82,10 +84,10 @@ def noted_recordings(passes: GraphedPasses, monkeypatch: pytest.MonkeyPatch) -> 
 
     def record(page_size: int, capacity: Capacity) -> Graph:
         made.append(capacity)
-        found = passes._graphs[capacity] = Graph(passes, capacity, page_size)
+        found = passes.recordings.graphs[capacity] = Graph(passes.recordings, capacity, page_size)
         return found
 
-    monkeypatch.setattr(passes, "_record", record)
+    monkeypatch.setattr(passes.recordings, "make", record)
     return made
 
 
@@ -217,8 +219,8 @@ def test_running_ahead_changes_no_token(forced: dict[int, int]) -> None:
     answers = [engine.run(walking(a_team_of(2), 10, forced)) for engine in (plain, graphed)]
     assert answers[0] == answers[1]
     passes = passes_of(graphed)
-    assert passes.trouble is None
-    assert 0 < passes.seconds_recording < time.perf_counter() - began
+    assert passes.recordings.trouble is None
+    assert 0 < passes.recordings.seconds < time.perf_counter() - began
     assert passes.counts.lookaheads > 4
     # the last pass of the run is never asked for either
     assert len(forced) <= passes.counts.dropped <= len(forced) + 1
@@ -246,11 +248,11 @@ def test_out_of_memory_while_recording_changes_no_token(
     before = replace(passes.counts)
     assert graphed.run(walking(a_team_of(2), 4, {})) == plain.run(walking(a_team_of(2), 4, {}))
     assert passes.counts.eager - before.eager == (0 if room else 4)
-    assert passes.trouble == said
+    assert passes.recordings.trouble == said
     assert passes.about is not None
     assert passes.about.startswith("passes of 1 sizes were recorded" if room else "passes are not")
     assert passes.about.endswith(f": {said}")
-    assert passes.num_graphs == room
+    assert passes.recordings.num_graphs == room
     assert recorder.num_recovered == 1
 
 
@@ -259,17 +261,17 @@ def test_what_cannot_have_a_recording_of_its_own_goes_on_by_the_wide_one(
 ) -> None:
     """One that failed in the midst of all had sent every pass behind it to be launched kernel by kernel."""
     monkeypatch.setattr(capacities, "AHEAD", 2)
-    monkeypatch.setattr(graphs, "_VERY_OFTEN", 3)
-    monkeypatch.setattr(graphs, "_LOOKED_AT", 1)
+    monkeypatch.setattr(matching, "_VERY_OFTEN", 3)
+    monkeypatch.setattr(matching, "_LOOKED_AT", 1)
     with_other_kernels(monkeypatch)
     recorder = Full(2, torch.OutOfMemoryError("CUDA out of memory."))
     engine = graphed_engine(recorder)
     engine.get_ready()
     passes, views, before = passes_of(engine), a_team_of(2), recorder.num_recovered
-    assert (passes.num_graphs, passes.trouble) == (2, None)
+    assert (passes.recordings.num_graphs, passes.recordings.trouble) == (2, None)
     for index in range(7):
         engine.run(walking(views, 4, {0: index + 1}))
-    assert passes.trouble == "CUDA out of memory."
+    assert passes.recordings.trouble == "CUDA out of memory."
     assert recorder.num_recovered == before + 1
     assert passes.counts.eager <= 1, "the pass that was to be recorded"
 
@@ -281,13 +283,13 @@ def test_a_device_without_memory_to_spare_has_no_ample_recordings(
     """One that failed would be the last that is tried."""
     monkeypatch.setattr(capacities, "_AMPLE", (2,))
     monkeypatch.setattr(capacities, "AHEAD", 2)
-    monkeypatch.setattr(graphs, "free_bytes", lambda device: free)
+    monkeypatch.setattr(recordings, "free_bytes", lambda device: free)
     engine = graphed_engine()
     engine.get_ready()
-    kinds = {kind for _, kind in passes_of(engine)._ahead}
+    kinds = {kind for _, kind in passes_of(engine).recordings.ahead}
     assert (Wide.AMPLE in kinds) is (free == capacities.SPARE)
     assert Wide.SMALL in kinds
-    assert passes_of(engine).trouble is None
+    assert passes_of(engine).recordings.trouble is None
 
 
 @pytest.mark.parametrize("free", [capacities.SPARE - 1, capacities.SPARE])
@@ -299,11 +301,11 @@ def test_a_device_without_memory_to_spare_has_no_recordings_for_prompts(
     monkeypatch.setattr(capacities, "kinds_ahead", lambda most, tiling: ahead)
     monkeypatch.setattr(capacities, "_MOST_OF_PARTS", 40)
     monkeypatch.setattr(capacities, "wide_capacity", WIDE)
-    monkeypatch.setattr(graphs, "free_bytes", lambda device: free)
+    monkeypatch.setattr(recordings, "free_bytes", lambda device: free)
     engine = graphed_engine()
     engine.get_ready()
-    assert list(passes_of(engine)._ahead) == ahead[: 3 if free == capacities.SPARE else 2]
-    assert passes_of(engine).trouble is None
+    assert list(passes_of(engine).recordings.ahead) == ahead[: 3 if free == capacities.SPARE else 2]
+    assert passes_of(engine).recordings.trouble is None
 
 
 def test_running_ahead_of_a_draw_that_candidates_leave_undecided(
@@ -325,29 +327,29 @@ def test_a_network_that_was_away_is_recorded_again() -> None:
     passes, executor = passes_of(engine), engine.executor
     assert isinstance(executor, LocalExecutor)
     expected = engine.run(walking(a_team_of(2), 4, {}))
-    kept = passes.recordings
+    kept = passes.recordings.numbered
     assert kept
     assert engine.run(walking(a_team_of(2), 4, {})) == expected
-    assert passes.recordings == kept
+    assert passes.recordings.numbered == kept
     network: nn.Module = executor.adapter.model  # transformers types `to` wrongly
     network.to(torch.float64)
     network.to(torch.float32)
     assert engine.run(walking(a_team_of(2), 4, {})) == expected
-    assert passes.recordings
-    assert not set(passes.recordings) & set(kept)
+    assert passes.recordings.numbered
+    assert not set(passes.recordings.numbered) & set(kept)
     network.to(torch.float64)
     network.to(torch.float32)
     executor._begun = lambda: pytest.fail("it reads where the network was")
     with pytest.raises(InvalidRequest, match="while a pass of it was under way") as caught:
         executor.go_on((0,), ())
     assert "ask again" in (caught.value.hint or "")
-    assert not passes.recordings
+    assert not passes.recordings.numbered
     assert engine.run(walking(a_team_of(2), 4, {})) == expected
 
 
 def test_logits_that_were_asked_for_outlive_other_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recordings write to one place, whichever has been repeated: what a caller is given is a copy."""
-    monkeypatch.setattr(graphs, "_VERY_OFTEN", 2)  # none serves the other's rows for long
+    monkeypatch.setattr(matching, "_VERY_OFTEN", 2)  # none serves the other's rows for long
     told = []
     for engine in (plain_engine(), graphed_engine()):
         views = a_team_of(2)
@@ -357,7 +359,7 @@ def test_logits_that_were_asked_for_outlive_other_passes(monkeypatch: pytest.Mon
             found.append(engine.forward(Step([Row(view, (token,)) for view in views])))
             found.append(engine.forward(Step([Row(views[0], (token,))])))
         told.append(found)
-    assert passes_of(engine).num_graphs == 2
+    assert passes_of(engine).recordings.num_graphs == 2
     assert passes_of(engine).counts.replayed > 2
     for ours, theirs in zip(told[1], told[0], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
@@ -365,7 +367,7 @@ def test_logits_that_were_asked_for_outlive_other_passes(monkeypatch: pytest.Mon
 
 def test_kept_logits_of_guesses_outlive_other_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run whose guesses were right asks for their tokens later, behind passes of others by other recordings."""
-    monkeypatch.setattr(graphs, "_VERY_OFTEN", 2)
+    monkeypatch.setattr(matching, "_VERY_OFTEN", 2)
     engine = graphed_engine()
     executor = executor_of(engine)
     views = [View([Block()]) for _ in range(3)]
@@ -380,7 +382,7 @@ def test_kept_logits_of_guesses_outlive_other_passes(monkeypatch: pytest.MonkeyP
         assert executor.choose([0], [GREEDY]) == kept
         told.append(kept)
     assert len(set(told)) == 1
-    assert passes_of(engine).num_graphs == 2
+    assert passes_of(engine).recordings.num_graphs == 2
 
 
 def test_rows_come_and_go() -> None:
@@ -395,7 +397,7 @@ def test_rows_come_and_go() -> None:
         finish(engine, long, short)
         stories.append([long.result(), short.result()])
     assert stories[0] == stories[1]
-    assert passes_of(graphed).num_graphs > 0
+    assert passes_of(graphed).recordings.num_graphs > 0
     counts = passes_of(graphed).counts
     assert counts.dropped + counts.in_vain >= 2
 
@@ -461,10 +463,10 @@ def test_what_was_recorded_ahead_serves_every_pass(monkeypatch: pytest.MonkeyPat
     engine.get_ready(lambda done, whole: made.append((done, whole)))
     passes = passes_of(engine)
     assert made == [(done, 3) for done in range(4)]
-    assert passes.num_graphs == 3
+    assert passes.recordings.num_graphs == 3
     answers = [answer.text for answer in engine.run_all(make() for make in strategies)]
     assert passes.counts.eager == 0
-    assert passes.counts.recorded == passes.num_graphs == 3
+    assert passes.counts.recorded == passes.recordings.num_graphs == 3
     assert passes.counts.replayed > 0 < passes.counts.followed
     assert answers == [answer.text for answer in plain.run_all(make() for make in strategies)]
 
@@ -497,10 +499,10 @@ def test_kernels_are_compiled_at_once_before_anything_is_recorded(
 ) -> None:
     """Unless the cache on disk has what the first passes launch; trouble is left to the recordings."""
     monkeypatch.setattr(capacities, "AHEAD", 4)
-    monkeypatch.setattr(GraphedPasses, "_can_compile_at_once", True)
+    monkeypatch.setattr(Recordings, "_can_compile_at_once", True)
     blocks: list[list[str]] = []  # kinds of passes that each tries out
     inside, counted = [False], SimpleNamespace(num_new=0)
-    usual, attend, record = Graph.try_out, GraphedPasses._attend, GraphedPasses._record
+    usual, attend, record = Graph.try_out, Recordings._attend, Recordings.make
     names = {1: "first", 2: "second", 4: "third"}
 
     @contextmanager
@@ -516,28 +518,28 @@ def test_kernels_are_compiled_at_once_before_anything_is_recorded(
     def counting_none() -> Iterator[Any]:
         yield counted
 
-    def try_out(graph: Any, passes: GraphedPasses) -> tuple[Tensor, Tensor]:
+    def try_out(graph: Any, given: Recordings) -> tuple[Tensor, Tensor]:
         if inside[0]:
             blocks[-1].append(names[graph.capacity.tokens])
             if isinstance(news[0], Exception):
                 inside[0] = False
                 raise news.pop(0)
-        return usual(graph, passes)
+        return usual(graph, given)
 
-    def attending(self: GraphedPasses, page_size: int, capacity: Capacity) -> None:
+    def attending(self: Recordings, page_size: int, capacity: Capacity) -> None:
         if inside[0]:
             blocks[-1].append("alone")
         attend(self, page_size, capacity)
 
-    def recording(self: GraphedPasses, page_size: int, capacity: Capacity) -> Any:
+    def recording(self: Recordings, page_size: int, capacity: Capacity) -> Any:
         counted.num_new += news.pop(0) if len(news) > 1 else 0
         return record(self, page_size, capacity)
 
-    monkeypatch.setattr(graphs, "compiling_at_once", compiling)
-    monkeypatch.setattr(graphs, "counting_new_kernels", counting_none)
+    monkeypatch.setattr(recordings, "compiling_at_once", compiling)
+    monkeypatch.setattr(recordings, "counting_new_kernels", counting_none)
     monkeypatch.setattr(Graph, "try_out", try_out)
-    monkeypatch.setattr(GraphedPasses, "_attend", attending)
-    monkeypatch.setattr(GraphedPasses, "_record", recording)
+    monkeypatch.setattr(Recordings, "_attend", attending)
+    monkeypatch.setattr(Recordings, "make", recording)
     engine = graphed_engine()
     made: list[tuple[int, int]] = []
     engine.get_ready(lambda done, whole: made.append((done, whole)))
@@ -545,8 +547,8 @@ def test_kernels_are_compiled_at_once_before_anything_is_recorded(
     assert made[-1][0] == made[-1][1] == (3 if len(tried) == 1 else 10)
     if len(tried) == 1:
         assert made == [(done, 3) for done in range(4)]
-    assert passes_of(engine).num_graphs == 3
-    assert passes_of(engine).trouble is None
+    assert passes_of(engine).recordings.num_graphs == 3
+    assert passes_of(engine).recordings.trouble is None
 
 
 def test_a_plan_beyond_what_was_recorded_ahead_is_run_all_the_same(
@@ -557,7 +559,7 @@ def test_a_plan_beyond_what_was_recorded_ahead_is_run_all_the_same(
     engine.get_ready()
     engine.run(walking(a_team_of(3), 3, {}))
     assert passes_of(engine).counts.eager == 1  # the first of a capacity; then it is recorded
-    assert passes_of(engine).num_graphs == 2
+    assert passes_of(engine).recordings.num_graphs == 2
 
 
 def test_the_kernel_that_carries_blocks_is_launched_before_there_is_one_to_carry(
@@ -623,16 +625,16 @@ def test_a_prompt_whose_launches_take_longer_than_it_does_goes_by_recordings(
     """In two parts. Of more tokens the device takes longer than the host, or three parts longer than one pass."""
     monkeypatch.setattr(capacities, "AHEAD", 40)
     monkeypatch.setattr(capacities, "_MOST_OF_PARTS", 16)
-    monkeypatch.setattr(graphs, "MOST_TOKENS", 40)
+    monkeypatch.setattr(matching, "MOST_TOKENS", 40)
     monkeypatch.setattr(capacities, "wide_capacity", WIDE)
     engine = graphed_engine(prompt_tokens=20)
     if is_ready:
         engine.get_ready()
     passes = passes_of(engine)
-    monkeypatch.setattr(passes, "_layer_bytes", capacities._WORTH / 90)
+    monkeypatch.setattr(passes.recordings, "layer_bytes", capacities._WORTH / 90)
     sizes = [passes.tokens_at_once(size) for size in (39, 40, 41, 80, 81)]
     assert sizes == ([39, 40, 40, 40, 81] if is_ready else [39, 40, 41, 80, 81])
-    monkeypatch.setattr(passes, "_layer_bytes", capacities._WORTH / 60)
+    monkeypatch.setattr(passes.recordings, "layer_bytes", capacities._WORTH / 60)
     assert [passes.tokens_at_once(size) for size in (60, 61)] == [40 if is_ready else 60, 61]
     before = replace(passes.counts)
     prompt = tuple(range(1, 58))
@@ -646,8 +648,8 @@ def test_a_prompt_whose_launches_take_longer_than_it_does_goes_by_recordings(
 def test_a_prompt_in_the_expanded_form_goes_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pass is not recorded, and its parts would have the other form."""
     passes = passes_of(graphed_engine())
-    monkeypatch.setattr(passes, "_ahead", {(2048, Wide.LARGE): None})
-    monkeypatch.setattr(passes, "_layer_bytes", 1.0)
+    monkeypatch.setattr(passes.recordings, "ahead", {(2048, Wide.LARGE): None})
+    monkeypatch.setattr(passes.recordings, "layer_bytes", 1.0)
     assert passes.tokens_at_once(4096) == 2048
     shape: Any = SimpleNamespace(numbers_per_token=1)
     form = ExpandedForm(passes.backend, shape, torch.float32, torch.device("cpu"))
@@ -661,10 +663,10 @@ def test_a_prompt_is_multiplied_with_as_many_numbers_whatever_their_bits(
     """Weights of four bits are fewer bytes, and a pass of two thousand tokens takes the device as long."""
     passes = passes_of(graphed_engine())
     numbers = num_weights(passes.adapter)
-    monkeypatch.setattr(graphs, "weight_bytes", lambda adapter: numbers // 2)
-    assert graphs._layer_bytes(passes.adapter) == 2 * numbers / passes.adapter.num_layers
-    monkeypatch.setattr(graphs, "experts_of_a_token", lambda config: 2)
-    assert graphs._layer_bytes(passes.adapter) == numbers // 2 / passes.adapter.num_layers, (
+    monkeypatch.setattr(recordings, "weight_bytes", lambda adapter: numbers // 2)
+    assert recordings._layer_bytes(passes.adapter) == 2 * numbers / passes.adapter.num_layers
+    monkeypatch.setattr(recordings, "experts_of_a_token", lambda config: 2)
+    assert recordings._layer_bytes(passes.adapter) == numbers // 2 / passes.adapter.num_layers, (
         "of few experts"
     )
 
@@ -677,7 +679,7 @@ def test_a_prompt_is_no_reason_to_record(monkeypatch: pytest.MonkeyPatch, is_rea
     if is_ready:
         engine.get_ready()
     passes = passes_of(engine)
-    before = passes.num_graphs
+    before = passes.recordings.num_graphs
 
     def reading() -> Strategy:
         yield Step([Row(View([Block()]), tuple(range(1, 13)))])
@@ -685,30 +687,30 @@ def test_a_prompt_is_no_reason_to_record(monkeypatch: pytest.MonkeyPatch, is_rea
 
     for _ in range(4):
         engine.run(reading())
-    prompts = [graph for graph in passes.recordings[before:] if graph.capacity.tokens > 8]
+    prompts = [graph for graph in passes.recordings.numbered[before:] if graph.capacity.tokens > 8]
     assert len(prompts) == (0 if is_ready else 1)
     assert passes.counts.eager >= (4 if is_ready else 1)
     for _ in range(2):
         engine.run(walking(a_team_of(3), 2, {}))
-    assert [graph.capacity.tokens for graph in passes.recordings].count(4) == 1
+    assert [graph.capacity.tokens for graph in passes.recordings.numbered].count(4) == 1
 
 
-@pytest.mark.parametrize(("drafts", "recorded_at"), [(1, 2), (0, graphs._VERY_OFTEN)])
+@pytest.mark.parametrize(("drafts", "recorded_at"), [(1, 2), (0, matching._VERY_OFTEN)])
 def test_a_pass_with_drafts_has_no_prompt(
     monkeypatch: pytest.MonkeyPatch, drafts: int, recorded_at: int
 ) -> None:
     """Drafts come again and again: their second pass is recorded, as one without them is."""
     passes = passes_of(graphed_engine())
     wide = capacities.wide_capacity(1, passes.backend.tiling, Wide.SMALL)
-    passes._ahead[1, Wide.SMALL] = Graph(passes, wide, 64)
+    passes.recordings.ahead[1, Wide.SMALL] = Graph(passes.recordings, wide, 64)
     made = noted_recordings(passes, monkeypatch)
     views = [View([situations.block_of(8)]) for _ in range(40)]
     plan = situations.planned(views, 2)[0]
     if drafts:
         plan = replace(plan, num_drafted=np.full(40, drafts))
     for _ in range(recorded_at - 1):
-        assert passes._recorded(plan) is None
-    assert passes._recorded(plan) is not None
+        assert passes.matcher.recorded(plan) is None
+    assert passes.matcher.recorded(plan) is not None
     assert len(made) == 1
 
 
@@ -718,8 +720,8 @@ def test_a_capacity_that_is_met_again_and_again_gets_a_recording_of_its_own(
 ) -> None:
     """Its plans want other kernels than the wide recording has; where they do not, the wide one serves for good."""
     monkeypatch.setattr(capacities, "AHEAD", 2)
-    monkeypatch.setattr(graphs, "_VERY_OFTEN", 3)
-    monkeypatch.setattr(graphs, "_LOOKED_AT", 1)
+    monkeypatch.setattr(matching, "_VERY_OFTEN", 3)
+    monkeypatch.setattr(matching, "_LOOKED_AT", 1)
     if wants_others:
         with_other_kernels(monkeypatch)
     engine = graphed_engine()
@@ -727,7 +729,7 @@ def test_a_capacity_that_is_met_again_and_again_gets_a_recording_of_its_own(
     views = a_team_of(2)
     for index in range(5):  # looked at three times, and recorded with the next one
         engine.run(walking(views, 1, {0: index + 1}))
-        assert passes_of(engine).num_graphs == (3 if wants_others and index >= 3 else 2)
+        assert passes_of(engine).recordings.num_graphs == (3 if wants_others and index >= 3 else 2)
     assert passes_of(engine).counts.eager == 0
 
 
@@ -736,16 +738,16 @@ def test_a_recording_of_its_own_behind_rows_that_went_on_changes_no_token(
     forced: dict[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(capacities, "AHEAD", 2)
-    monkeypatch.setattr(graphs, "_VERY_OFTEN", 3)
-    monkeypatch.setattr(graphs, "_LOOKED_AT", 2)
+    monkeypatch.setattr(matching, "_VERY_OFTEN", 3)
+    monkeypatch.setattr(matching, "_LOOKED_AT", 2)
     with_other_kernels(monkeypatch)
     plain, graphed = plain_engine(), graphed_engine()
     graphed.get_ready()
-    before = passes_of(graphed).num_graphs
+    before = passes_of(graphed).recordings.num_graphs
     for _ in range(2):  # the second is recorded, or what follows a wrong guess of the first
         answers = [engine.run(walking(a_team_of(2), 10, forced)) for engine in (plain, graphed)]
         assert answers[0] == answers[1]
-    assert passes_of(graphed).num_graphs == before + 1
+    assert passes_of(graphed).recordings.num_graphs == before + 1
     assert passes_of(graphed).counts.eager == 0
 
 
@@ -755,15 +757,15 @@ def test_a_recording_of_its_own_in_the_midst_of_rows_that_go_on_changes_no_token
 ) -> None:
     """A guess that was begun is dropped then, once."""
     monkeypatch.setattr(capacities, "AHEAD", 2)
-    monkeypatch.setattr(graphs, "_VERY_OFTEN", 3)
-    monkeypatch.setattr(GraphedPasses, "_wide_at_once", lambda self, plan, stretches: None)
+    monkeypatch.setattr(matching, "_VERY_OFTEN", 3)
+    monkeypatch.setattr(PlanMatcher, "_wide_at_once", lambda self, plan, stretches: None)
     with_other_kernels(monkeypatch)
     plain, graphed = plain_engine(), graphed_engine()
     graphed.get_ready()
-    before = passes_of(graphed).num_graphs
+    before = passes_of(graphed).recordings.num_graphs
     answers = [engine.run(walking(a_team_of(2), 12, forced)) for engine in (plain, graphed)]
     assert answers[0] == answers[1]
-    assert passes_of(graphed).num_graphs == before + 1
+    assert passes_of(graphed).recordings.num_graphs == before + 1
     assert passes_of(graphed).counts.eager == 0
 
 
@@ -785,8 +787,8 @@ def test_crowds_are_served_by_wide_recordings_unless_they_want_other_large_tiles
     work = cut(plan, tiling)
     assert work.large_rows == large_rows
     capacity = capacities.wide_capacity(208, tiling, Wide.LARGE)
-    passes._ahead[208, Wide.LARGE] = Graph(passes, capacity, 64)
-    assert passes._is_served_well(plan, work) is (large_rows == 64)
+    passes.recordings.ahead[208, Wide.LARGE] = Graph(passes.recordings, capacity, 64)
+    assert passes.matcher._is_served_well(plan, work) is (large_rows == 64)
 
 
 @pytest.mark.parametrize("large_rows", [64, 128])
@@ -794,8 +796,8 @@ def test_rows_that_go_on_side_by_side_get_a_recording_with_the_kernels_that_they
     large_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their plans are laid out anew with every page alone, so their passes are counted; not where the wide one serves them well."""
-    monkeypatch.setattr(graphs, "_VERY_OFTEN", 4)
-    monkeypatch.setattr(graphs, "_follows", lambda plan, last: True)
+    monkeypatch.setattr(matching, "_VERY_OFTEN", 4)
+    monkeypatch.setattr(matching, "_follows", lambda plan, last: True)
     wants_others = large_rows > 64
     tiling = Tiling(
         4,
@@ -809,15 +811,15 @@ def test_rows_that_go_on_side_by_side_get_a_recording_with_the_kernels_that_they
     made = noted_recordings(passes, monkeypatch)
     capacity = capacities.wide_capacity(208, tiling, Wide.LARGE)
     capacity = replace(capacity, entries=512, pages=2048, small=512, large=256, partials=4096)
-    wide = passes._ahead[208, Wide.LARGE] = Graph(passes, capacity, 64)
+    wide = passes.recordings.ahead[208, Wide.LARGE] = Graph(passes.recordings, capacity, 64)
     plan = completions(200, 16384)
     for _ in range(2):  # other plans in between count anew
-        found = passes._recorded(plan)
+        found = passes.matcher.recorded(plan)
         assert found is not None
         assert found[0] is wide
-        assert all(passes._goes_on(plan, plan) for _ in range(3))
-    assert passes._goes_on(plan, plan) is not wants_others
-    found = passes._recorded(plan)
+        assert all(passes.matcher.goes_on(plan, plan) for _ in range(3))
+    assert passes.matcher.goes_on(plan, plan) is not wants_others
+    found = passes.matcher.recorded(plan)
     assert found is not None
     assert (found[0] is wide) is not wants_others
     assert [each.is_specialised for each in made] == [True] * wants_others
@@ -835,9 +837,9 @@ def test_what_crowds_meet_now_and_then_is_not_recorded(
     The crowd's other passes ask for a capacity, are served at once, or follow each other. Where the rare one is one of
     thirty-two, it is the one that asks whenever counts are halved. Passes that follow it would ask for the same.
     """
-    monkeypatch.setattr(graphs, "_VERY_OFTEN", 8)
-    monkeypatch.setattr(graphs, "_COUNTED", 16 if crowd == "of its kind" else 64)
-    monkeypatch.setattr(graphs, "_follows", lambda plan, last: True)
+    monkeypatch.setattr(matching, "_VERY_OFTEN", 8)
+    monkeypatch.setattr(matching, "_COUNTED", 16 if crowd == "of its kind" else 64)
+    monkeypatch.setattr(matching, "_follows", lambda plan, last: True)
     tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64, specialised_rows=128)
     passes = passes_of(graphed_engine())
     passes.backend.tiling = tiling
@@ -846,7 +848,7 @@ def test_what_crowds_meet_now_and_then_is_not_recorded(
         capacity = capacities.wide_capacity(208, tiling, kind)
         capacity = replace(capacity, entries=512, pages=8192, small=2048, partials=4096)
         capacity = replace(capacity, large=256 * (kind is Wide.LARGE))
-        passes._ahead[208, kind] = Graph(passes, capacity, 64)
+        passes.recordings.ahead[208, kind] = Graph(passes.recordings, capacity, 64)
     usual, rare = completions(200, 2000), completions(200, 16384)
     if crowd == "at once":
         usual = situations.planned(situations.tree("100,200_~1024,~64"), 1)[0]
@@ -854,32 +856,34 @@ def test_what_crowds_meet_now_and_then_is_not_recorded(
     assert own != Capacity.of(usual, cut(usual, tiling)).rounded()
     for number in range(600):
         if number % every == 0:
-            passes._recorded(rare)
+            passes.matcher.recorded(rare)
         elif crowd == "of its kind":
-            assert passes._goes_on(rare, rare)
+            assert passes.matcher.goes_on(rare, rare)
         elif crowd != "goes on" or number % every == 1:
-            passes._recorded(usual)
+            passes.matcher.recorded(usual)
         else:
-            assert passes._goes_on(usual, usual)
+            assert passes.matcher.goes_on(usual, usual)
     is_rare = every > 16
     assert made == ([] if is_rare else [own])
-    assert passes._seen[own] < graphs._VERY_OFTEN or not is_rare
+    assert passes.matcher._seen[own] < matching._VERY_OFTEN or not is_rare
 
 
 def test_capacities_that_nobody_asks_for_any_more_are_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each was known for good, for as long as a server lives, and looked at whenever counts were halved."""
-    monkeypatch.setattr(graphs, "_MOST_SEEN", 8)
+    monkeypatch.setattr(matching, "_MOST_SEEN", 8)
     passes = passes_of(graphed_engine())
     plan = completions(200, 2000)
     often = Capacity.of(plan, cut(plan, passes.backend.tiling)).rounded()
     for number in range(1, 100):
-        passes._note(plan, often)
-        passes._note(plan, replace(often, pages=number << 20))
-        assert len(passes._seen) <= 8
-        assert passes._seen[often] == number, "counts are halved later"
-    assert next(iter(passes._seen)) == replace(often, pages=93 << 20), "the newest ones are known"
+        passes.matcher._note(plan, often)
+        passes.matcher._note(plan, replace(often, pages=number << 20))
+        assert len(passes.matcher._seen) <= 8
+        assert passes.matcher._seen[often] == number, "counts are halved later"
+    assert next(iter(passes.matcher._seen)) == replace(often, pages=93 << 20), (
+        "the newest ones are known"
+    )
 
 
 @pytest.mark.parametrize("history", [4096, 16384])
@@ -887,42 +891,42 @@ def test_few_rows_that_go_on_side_by_side_are_looked_at_by_their_passes(
     history: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wide recording is taken for them at once, and their plan is made anew with every page alone. The longer prompt wants large tiles."""
-    monkeypatch.setattr(graphs, "_VERY_OFTEN", 3)
-    monkeypatch.setattr(graphs, "_LOOKED_AT", 4)
+    monkeypatch.setattr(matching, "_VERY_OFTEN", 3)
+    monkeypatch.setattr(matching, "_LOOKED_AT", 4)
     monkeypatch.setattr(capacities, "LEAST", LEAST)
-    monkeypatch.setattr(graphs, "_follows", lambda plan, last: True)
+    monkeypatch.setattr(matching, "_follows", lambda plan, last: True)
     cuts = []
 
     def noted(*how: Any) -> Any:
         cuts.append(how)
         return cut(*how)
 
-    monkeypatch.setattr(graphs, "cut", noted)
+    monkeypatch.setattr(matching, "cut", noted)
     tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64, long_keys=8192)
     passes = passes_of(graphed_engine())
     passes.backend.tiling = tiling
     made = noted_recordings(passes, monkeypatch)
     capacity = WIDE(16, tiling, Wide.SMALL)
-    wide = passes._ahead[16, Wide.SMALL] = Graph(passes, capacity, 64)
+    wide = passes.recordings.ahead[16, Wide.SMALL] = Graph(passes.recordings, capacity, 64)
     plan = completions(16, history)
-    wants_others = not passes._has_kernels_of(wide, plan, cut(plan, tiling))
+    wants_others = not passes.matcher._has_kernels_of(wide, plan, cut(plan, tiling))
     assert wants_others is (history > 8192)
     for num_more in (7, 5, 1):  # passes behind the last four count for nothing
-        found = passes._recorded(plan)
+        found = passes.matcher.recorded(plan)
         assert found is not None
         assert found[0] is wide
         for _ in range(num_more):
-            assert passes._goes_on(plan, plan), "nobody waits for a recording in their midst"
+            assert passes.matcher.goes_on(plan, plan), "nobody waits for a recording in their midst"
             passes.meanwhile()
     looked_at = len(cuts) - 3
     assert looked_at == 2
-    found = passes._recorded(plan)
+    found = passes.matcher.recorded(plan)
     assert found is not None
     assert found[0] is wide
     for _ in range(12):
-        assert passes._goes_on(plan, plan)
+        assert passes.matcher.goes_on(plan, plan)
         passes.meanwhile()
-    found = passes._recorded(plan)
+    found = passes.matcher.recorded(plan)
     assert found is not None
     assert (found[0] is wide) is not wants_others
     assert [each.large_rows for each in made] == [64] * wants_others
@@ -935,7 +939,7 @@ def with_both(monkeypatch: pytest.MonkeyPatch) -> tuple[GraphedPasses, list[Capa
     passes.backend.tiling = tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64)
     made = noted_recordings(passes, monkeypatch)
     for kind in (Wide.SMALL, Wide.SEVERAL):
-        passes._ahead[16, kind] = Graph(passes, WIDE(16, tiling, kind), 64)
+        passes.recordings.ahead[16, kind] = Graph(passes.recordings, WIDE(16, tiling, kind), 64)
     return passes, made
 
 
@@ -955,10 +959,10 @@ def test_several_runs_have_recordings_of_their_own(monkeypatch: pytest.MonkeyPat
     team, runs = situations.live_team(16, 1024, 99)[0], teams_of_four(4)
     for _ in range(50):
         for plan, kind in ((team, Wide.SMALL), (runs, Wide.SEVERAL)):
-            found = passes._recorded(plan)
+            found = passes.matcher.recorded(plan)
             assert found is not None
             graph, work = found
-            assert graph is passes._ahead[16, kind]
+            assert graph is passes.recordings.ahead[16, kind]
             assert work.small_rows == graph.capacity.small_rows == (64 if plan is team else 16)
             passes.meanwhile()
     assert not made
@@ -968,11 +972,11 @@ def test_several_runs_that_have_no_room_go_by_the_other_recording(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     passes, _ = with_both(monkeypatch)
-    own = passes._ahead[16, Wide.SEVERAL]
+    own = passes.recordings.ahead[16, Wide.SEVERAL]
     own.capacity = replace(own.capacity, pages=1)
-    found = passes._recorded(teams_of_four(4))
+    found = passes.matcher.recorded(teams_of_four(4))
     assert found is not None
-    assert found[0] is passes._ahead[16, Wide.SMALL]
+    assert found[0] is passes.recordings.ahead[16, Wide.SMALL]
 
 
 def test_passes_that_go_on_by_another_recording_turn_to_their_own(
@@ -981,22 +985,22 @@ def test_passes_that_go_on_by_another_recording_turn_to_their_own(
     """The last plan of a kind may have wanted another one than this; passes that follow are looked at, and then turn once."""
     passes, made = with_both(monkeypatch)
     plan = teams_of_four(4)
-    passes._meant_for[graphs._kind(plan)] = Wide.SMALL
-    found = passes._recorded(plan)
+    passes.matcher._meant_for[matching._kind(plan)] = Wide.SMALL
+    found = passes.matcher.recorded(plan)
     assert found is not None
-    assert found[0] is passes._ahead[16, Wide.SMALL]
+    assert found[0] is passes.recordings.ahead[16, Wide.SMALL]
     passes._newest = found[0], plan
-    monkeypatch.setattr(graphs, "_follows", lambda plan, last: True)
+    monkeypatch.setattr(matching, "_follows", lambda plan, last: True)
     turned = []
     for number in range(40):
-        if not passes._goes_on(plan, plan):
+        if not passes.matcher.goes_on(plan, plan):
             turned.append(number)
-            found = passes._recorded(plan)
+            found = passes.matcher.recorded(plan)
             assert found is not None
             passes._newest = found[0], plan
         passes.meanwhile()
-    assert turned == [graphs._LOOKED_AT]
-    assert passes._newest[0] is passes._ahead[16, Wide.SEVERAL]
+    assert turned == [matching._LOOKED_AT]
+    assert passes._newest[0] is passes.recordings.ahead[16, Wide.SEVERAL]
     assert not made
 
 
@@ -1006,22 +1010,22 @@ def test_a_look_says_nothing_of_other_passes_that_were_begun_meanwhile(
     """Where teams of four have gone on, a large team's pass begins before what they want is looked at: it has what it wants."""
     passes, _ = with_both(monkeypatch)
     runs, team = teams_of_four(4), situations.live_team(16, 1024, 99)[0]
-    found = passes._recorded(runs)
+    found = passes.matcher.recorded(runs)
     assert found is not None
     passes._newest = found[0], runs
     with monkeypatch.context() as patch:
-        patch.setattr(graphs, "_follows", lambda plan, last: True)
-        for _ in range(graphs._LOOKED_AT):
-            assert passes._goes_on(runs, runs)
-    assert passes._to_look_at == (runs, None)
-    found = passes._recorded(team)
+        patch.setattr(matching, "_follows", lambda plan, last: True)
+        for _ in range(matching._LOOKED_AT):
+            assert passes.matcher.goes_on(runs, runs)
+    assert passes.matcher.to_look_at == (runs, None)
+    found = passes.matcher.recorded(team)
     assert found is not None
-    assert found[0] is passes._ahead[16, Wide.SMALL]
+    assert found[0] is passes.recordings.ahead[16, Wide.SMALL]
     passes._newest = found[0], team
-    assert passes._is_looked_at
+    assert passes.matcher._is_looked_at
     passes.meanwhile()
-    assert passes._is_looked_at
-    assert not passes._is_astray
+    assert passes.matcher._is_looked_at
+    assert not passes.matcher._is_astray
 
 
 @pytest.mark.parametrize("rows", [13, 60, 140])
@@ -1035,25 +1039,25 @@ def test_rows_alone_have_a_recording_of_their_own(
     kinds = [kind for tokens, kind in capacities.kinds_ahead(256, tiling) if tokens == size]
     assert Wide.LONE in kinds
     for kind in kinds:
-        passes._ahead[size, kind] = Graph(passes, WIDE(size, tiling, kind), 64)
+        passes.recordings.ahead[size, kind] = Graph(passes.recordings, WIDE(size, tiling, kind), 64)
     of_teams = Wide.SEVERAL if rows < 32 else Wide.SMALL
     plans = {Wide.LONE: rows_alone(rows), of_teams: teams_of_four(size // 4)}
     for _ in range(50):
         for kind, plan in plans.items():
-            found = passes._recorded(plan)
+            found = passes.matcher.recorded(plan)
             assert found is not None
-            assert found[0] is passes._ahead[size, kind]
+            assert found[0] is passes.recordings.ahead[size, kind]
             passes.meanwhile()
     assert not made
-    plan, own = plans[Wide.LONE], passes._ahead[size, Wide.LONE]
+    plan, own = plans[Wide.LONE], passes.recordings.ahead[size, Wide.LONE]
     stretches, work = Stretches.of(plan, tiling), cut(plan, tiling)
-    found = passes._at_hand(plan, work, capacity_of(plan, work), stretches)
+    found = passes.matcher._serving(plan, work, capacity_of(plan, work), stretches)
     assert found is not None
     assert found[0] is own
     own.capacity = replace(own.capacity, small=rows - 1)  # one item too few
-    found = passes._recorded(plan)
+    found = passes.matcher.recorded(plan)
     assert found is not None
-    assert found[0] is passes._ahead[size, of_teams]
+    assert found[0] is passes.recordings.ahead[size, of_teams]
 
 
 @pytest.mark.parametrize("group", [4, 8])
@@ -1065,8 +1069,8 @@ def test_large_teams_have_a_recording_of_their_own(
     passes.backend.tiling = tiling = Tiling(group, 8, num_processors=132, large_rows=64)
     for tokens, kind in capacities.kinds_ahead(64, tiling):
         if tokens == 64:
-            wide = Graph(passes, WIDE(tokens, tiling, kind), 64)
-            passes._ahead[tokens, kind] = wide
+            wide = Graph(passes.recordings, WIDE(tokens, tiling, kind), 64)
+            passes.recordings.ahead[tokens, kind] = wide
     eights, sixteens = (
         situations.planned(
             [view for _ in range(64 // workers) for view in situations.team(workers, 400, 40)], 1
@@ -1078,28 +1082,30 @@ def test_large_teams_have_a_recording_of_their_own(
         plans[Wide.LARGE_TEAMS] = sixteens, 16
     for _ in range(50):
         for kind, (plan, workers) in plans.items():
-            found = passes._recorded(plan)
+            found = passes.matcher.recorded(plan)
             assert found is not None
-            assert found[0] is passes._ahead[64, kind]
+            assert found[0] is passes.recordings.ahead[64, kind]
             assert found[1].small_rows == workers * group
             passes.meanwhile()
     assert not made
     for kind, (plan, _) in plans.items():
-        own = passes._ahead[64, kind]
+        own = passes.recordings.ahead[64, kind]
         stretches, work = Stretches.of(plan, tiling), cut(plan, tiling)
-        found = passes._at_hand(plan, work, capacity_of(plan, work), stretches)
+        found = passes.matcher._serving(plan, work, capacity_of(plan, work), stretches)
         assert found is not None
         assert found[0] is own
         if kind is not Wide.SMALL:
             room, own.capacity = own.capacity, replace(own.capacity, small=1)
-            found = passes._recorded(plan)
+            found = passes.matcher.recorded(plan)
             assert found is not None
-            assert found[0] is passes._ahead[64, Wide.SMALL]
+            assert found[0] is passes.recordings.ahead[64, Wide.SMALL]
             own.capacity = room
     if Wide.LARGE_TEAMS not in plans:
-        found = passes._recorded(sixteens)
+        found = passes.matcher.recorded(sixteens)
         assert found is not None
-        assert found[0] is passes._ahead[64, Wide.TEAMS], "where their own tiles would be large"
+        assert found[0] is passes.recordings.ahead[64, Wide.TEAMS], (
+            "where their own tiles would be large"
+        )
 
 
 def test_what_has_no_room_beside_a_prompt_goes_by_an_ample_recording(
@@ -1110,21 +1116,26 @@ def test_what_has_no_room_beside_a_prompt_goes_by_an_ample_recording(
     passes.backend.tiling = tiling = Tiling(4, 8, num_processors=132, large_rows=64)
     for tokens, kind in capacities.kinds_ahead(512, tiling):
         if tokens == 512:
-            passes._ahead[tokens, kind] = Graph(passes, WIDE(tokens, tiling, kind), 64)
+            passes.recordings.ahead[tokens, kind] = Graph(
+                passes.recordings, WIDE(tokens, tiling, kind), 64
+            )
     teams = [view for _ in range(5) for view in situations.team(24, 1500, 130)]
     prompt = View([situations.block_of(1200)])
     plan = fed([*((view, 1) for view in teams), (prompt, 380)])
     assert kind_ahead(plan, cut(plan, tiling), tiling) is Wide.LARGE
-    ample, large = passes._ahead[512, Wide.AMPLE], passes._ahead[512, Wide.LARGE]
+    ample, large = (
+        passes.recordings.ahead[512, Wide.AMPLE],
+        passes.recordings.ahead[512, Wide.LARGE],
+    )
     for _ in range(50):
-        found = passes._recorded(plan)
+        found = passes.matcher.recorded(plan)
         assert found is not None
         assert found[0] is ample
         assert len(found[1].large) > large.capacity.large
         passes.meanwhile()
     assert not made
     few = [view for _ in range(4) for view in situations.team(4, 1500, 130)]
-    found = passes._recorded(fed([*((view, 1) for view in few), (prompt, 490)]))
+    found = passes.matcher.recorded(fed([*((view, 1) for view in few), (prompt, 490)]))
     assert found is not None
     assert found[0] is large
 
@@ -1151,16 +1162,16 @@ def test_no_large_tiles_are_launched_for_nothing(readers: int) -> None:
     for kind in (Wide.SMALL, Wide.LARGE):
         wide = capacities.wide_capacity(208, tiling, kind)
         capacity = replace(wide, entries=512, pages=1024, small=512, partials=512)
-        passes._ahead[208, kind] = Graph(passes, capacity, 64)
+        passes.recordings.ahead[208, kind] = Graph(passes.recordings, capacity, 64)
     shared = situations.block_of(900)
     views = [View([shared, situations.block_of(0)]) for _ in range(readers)]
     views += [View([situations.block_of(99)]) for _ in range(204 - readers)]
     plan = situations.planned(views, 1)[0]
     assert len(cut(plan, tiling).large)
-    found = passes._recorded(plan)
+    found = passes.matcher.recorded(plan)
     assert found is not None
     graph, work = found
-    assert graph is passes._ahead[208, Wide.LARGE if readers > 16 else Wide.SMALL]
+    assert graph is passes.recordings.ahead[208, Wide.LARGE if readers > 16 else Wide.SMALL]
     assert bool(len(work.large)) is (readers > 16)
 
 
@@ -1189,21 +1200,23 @@ def test_a_team_in_which_a_step_has_ended_has_recordings_without_much_padding(
     passes.backend.tiling = tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64)
     for tokens, made_for in capacities.kinds_ahead(64, tiling):
         capacity = WIDE(tokens, tiling, made_for)
-        passes._ahead[tokens, made_for] = Graph(passes, capacity, 64)
+        passes.recordings.ahead[tokens, made_for] = Graph(passes.recordings, capacity, 64)
     cuts: list[object] = []
 
     def counted(*how: Any) -> Any:
         cuts.append(how)
         return cut(*how)
 
-    monkeypatch.setattr(graphs, "cut", counted)
-    found = passes._recorded(plan)
+    monkeypatch.setattr(matching, "cut", counted)
+    found = passes.matcher.recorded(plan)
     assert found is not None
     assert not ended or len(cuts) == 1, "the device waits for it"
     graph, work = found
-    assert graph is passes._ahead[served_by, kind]
+    assert graph is passes.recordings.ahead[served_by, kind]
     assert bool(len(work.large)) is (served_by > 16 and kind is not Wide.SMALL)
-    assert passes._is_served_well(plan, cut(plan, tiling)) is (kind is not Wide.SMALL or rows <= 10)
+    assert passes.matcher._is_served_well(plan, cut(plan, tiling)) is (
+        kind is not Wide.SMALL or rows <= 10
+    )
 
 
 def test_a_plan_of_few_tokens_is_cut_once_where_a_wide_recording_serves_it(
@@ -1211,7 +1224,7 @@ def test_a_plan_of_few_tokens_is_cut_once_where_a_wide_recording_serves_it(
 ) -> None:
     """Its own capacity is looked for once in so many plans of its kind, for which it is cut twice: behind the launch."""
     monkeypatch.setattr(capacities, "AHEAD", 2)
-    monkeypatch.setattr(graphs, "_LOOKED_AT", 4)
+    monkeypatch.setattr(matching, "_LOOKED_AT", 4)
     engine = graphed_engine()
     engine.get_ready()
     views, did = a_team_of(2), list[str]()
@@ -1223,7 +1236,7 @@ def test_a_plan_of_few_tokens_is_cut_once_where_a_wide_recording_serves_it(
 
         return work
 
-    monkeypatch.setattr(graphs, "cut", noted("cut", cut))
+    monkeypatch.setattr(matching, "cut", noted("cut", cut))
     monkeypatch.setattr(Graph, "start", noted("started", Graph.start))
     made = []
     for index in range(5):
@@ -1254,10 +1267,10 @@ def test_a_plan_for_which_one_wide_recording_has_no_room_goes_by_the_other(
                 {"large": 4, "small": 0} if kind is Wide.LARGE else {"large": 0, "small": 4}
             )
             capacity = replace(capacity, **room)
-        passes._ahead[64, kind] = Graph(passes, capacity, 64)
-    found = passes._recorded(plan)
+        passes.recordings.ahead[64, kind] = Graph(passes.recordings, capacity, 64)
+    found = passes.matcher.recorded(plan)
     assert found is not None
-    assert found[0] is passes._ahead[64, fitting]
+    assert found[0] is passes.recordings.ahead[64, fitting]
 
 
 def test_a_capacity_gets_a_recording_of_its_own_where_nothing_is_begun_ahead(
@@ -1265,35 +1278,38 @@ def test_a_capacity_gets_a_recording_of_its_own_where_nothing_is_begun_ahead(
 ) -> None:
     """As with speculation, whose passes feed several tokens a row: they come one by one."""
     monkeypatch.setattr(capacities, "AHEAD", 2)
-    monkeypatch.setattr(graphs, "_VERY_OFTEN", 3)
-    monkeypatch.setattr(graphs, "_LOOKED_AT", 2)
+    monkeypatch.setattr(matching, "_VERY_OFTEN", 3)
+    monkeypatch.setattr(matching, "_LOOKED_AT", 2)
     with_other_kernels(monkeypatch)
     engine = graphed_engine()
     engine.get_ready()
     passes = passes_of(engine)
     monkeypatch.setattr(passes, "plans_ahead", False)
     monkeypatch.setattr(passes, "look_ahead", lambda chosen: None)
-    before = passes.num_graphs
+    before = passes.recordings.num_graphs
     for index in range(9):
         engine.run(walking(a_team_of(2), 1, {0: index + 1}))
-        assert passes.num_graphs == before + (index >= 6), "looked at with every other one"
+        assert passes.recordings.num_graphs == before + (index >= 6), (
+            "looked at with every other one"
+        )
 
 
 def test_a_plan_that_the_other_recording_serves_gets_its_own_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(capacities, "LEAST", LEAST)
-    monkeypatch.setattr(graphs, "_VERY_OFTEN", 4)
+    monkeypatch.setattr(matching, "_VERY_OFTEN", 4)
     passes = passes_of(graphed_engine())
     passes.backend.tiling = tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=128)
     made = noted_recordings(passes, monkeypatch)
     for kind in (Wide.LARGE, Wide.SMALL):
         capacity = replace(WIDE(64, tiling, kind), large=4 if kind is Wide.LARGE else 0)
-        passes._ahead[64, kind] = Graph(passes, capacity, 64)
+        passes.recordings.ahead[64, kind] = Graph(passes.recordings, capacity, 64)
     plan = situations.live_team(16, 16384, 99, prefixes=4)[0]
-    found = [passes._recorded(plan) for _ in range(4)]
+    found = [passes.matcher.recorded(plan) for _ in range(4)]
     assert [
-        each is not None and each[0] is passes._ahead[64, Wide.SMALL] for each in found[:3]
+        each is not None and each[0] is passes.recordings.ahead[64, Wide.SMALL]
+        for each in found[:3]
     ] == [True] * 3
     assert len(made) == 1
 

@@ -25,6 +25,7 @@ from manyhands.cache.layouts import Cast, combined
 from manyhands.cache.pages import PagePool
 from manyhands.cache.plan import Plan
 from manyhands.cache.planner import Planner, _Reader
+from manyhands.cache.routes import Walk
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
@@ -125,18 +126,18 @@ def test_views_are_walked_once_for_a_team_in_which_a_step_has_ended(
 ) -> None:
     """Though the block that has come into the history is moved on that walk."""
     team, walked = Team(num_steps=num_steps), list[View]()
-    walk = Planner._prepare
+    step_by_step = Walk._step_by_step
 
-    def counted(planner: Planner, view: View, *others: Any) -> Any:
+    def counted(walk: Walk, view: View) -> Any:
         walked.append(view)
-        return walk(planner, view, *others)
+        return step_by_step(walk, view)
 
     cast, pool = team.cast, team.planner.pool
     cast.prompt.freeze()
     desks, history = (Block("fresh"), *cast.desks[1:]), (*cast.history, cast.desks[0].freeze())
     team.cast = replace(cast, desks=desks, history=history)
     team.seat()
-    monkeypatch.setattr(Planner, "_prepare", counted)
+    monkeypatch.setattr(Walk, "_step_by_step", counted)
     num_joined = pool.num_joined
     plan = team.decode()
     assert pool.num_joined > num_joined, "a move was meant to be part of this"

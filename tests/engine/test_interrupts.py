@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manyhands.cache import chunks, fronts, journal, lockstep, pages, planner, prefixes
+from manyhands.cache import chunks, fronts, journal, lockstep, pages, planner, prefixes, routes
 from manyhands.cache.block import Block
 from manyhands.cache.pages import Move
 from manyhands.cache.plan import Plan
@@ -139,7 +139,7 @@ class Ledger:
 
 
 WATCHED_FILES = {
-    str(module.__file__) for module in (chunks, fronts, journal, lockstep, pages, planner)
+    str(module.__file__) for module in (chunks, fronts, journal, lockstep, pages, planner, routes)
 }
 WATCHED_CODE = {
     function.__code__
@@ -207,7 +207,7 @@ def undisturbed() -> tuple[list[list[Read]], tuple[int, int], list[Place]]:
     names = watch.names
     assert names >= {
         "plan",
-        "_prepare",
+        "_step_by_step",
         "_assemble",
         "follow",
         "_feed",

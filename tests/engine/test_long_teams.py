@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from manyhands.cache.block import Block
-from manyhands.cache.planner import Planner
+from manyhands.cache.routes import Walk
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import Beginning, View
 from manyhands.engine.engine import Engine
@@ -42,13 +42,13 @@ def looked_up(is_shared: bool, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Blocks that are looked up by each pass of a run in which more than two dozen steps end."""
     engine = Engine(network("qwen3"), memory_tokens=8192)
     counts = [0]
-    met: Callable[..., Any] = Planner._met
+    met: Callable[..., Any] = Walk._met
 
-    def counted(planner: Planner, block: Block, walk: Any) -> Any:
+    def counted(walk: Walk, block: Block) -> Any:
         counts[-1] += 1
-        return met(planner, block, walk)
+        return met(walk, block)
 
-    monkeypatch.setattr(Planner, "_met", counted)
+    monkeypatch.setattr(Walk, "_met", counted)
     strategy = share_prompt(team(), engine.prefixes) if is_shared else team()
     run = engine.submit(strategy)
     ended, is_left = 0, True

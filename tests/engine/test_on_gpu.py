@@ -200,18 +200,18 @@ def test_a_pass_of_few_layers_loads_every_kernel_of_a_whole_one(
     assert isinstance(passes, GraphedPasses)
     kind = Wide.LARGE if tokens > 256 else Wide.SMALL
     capacity = wide_capacity(tokens, passes.backend.tiling, kind)
-    graph = Graph(passes, capacity, engine.facts.page_size)
+    graph = Graph(passes.recordings, capacity, engine.facts.page_size)
 
     def noted() -> int:
         with (
             torch.inference_mode(),
             compiling_at_once(lambda done, whole: None) as kernels,
         ):
-            graph._pass(passes, lambda: None)
+            graph._pass(passes.recordings, lambda: None)
         return kernels.num_noted
 
     forget_loaded_kernels()
-    graph.try_out(passes)
+    graph.try_out(passes.recordings)
     assert noted() == 0
     forget_loaded_kernels()
     assert noted() > 4  # control: those are seen that are not loaded
@@ -235,8 +235,8 @@ def test_recorded_passes_choose_the_same_tokens(layout: str) -> None:
     assert answers[0] == answers[1]
     passes = executor_of(engine).passes
     assert isinstance(passes, GraphedPasses)
-    assert passes.trouble is None
-    assert 0 < passes.num_graphs < 12
+    assert passes.recordings.trouble is None
+    assert 0 < passes.recordings.num_graphs < 12
 
 
 def test_a_team_by_ample_recordings_alone_chooses_the_same_tokens(
@@ -250,20 +250,22 @@ def test_a_team_by_ample_recordings_alone_chooses_the_same_tokens(
     engine.get_ready()
     passes = executor_of(engine).passes
     assert isinstance(passes, GraphedPasses)
-    passes._ahead = {key: graph for key, graph in passes._ahead.items() if key[1] is Wide.AMPLE}
-    sizes = {tokens for tokens, _ in passes._ahead}
+    passes.recordings.ahead = {
+        key: graph for key, graph in passes.recordings.ahead.items() if key[1] is Wide.AMPLE
+    }
+    sizes = {tokens for tokens, _ in passes.recordings.ahead}
     assert min(sizes) == 128
     served, pack = [], Graph._pack
     with monkeypatch.context() as patch:
-        patch.setattr(passes, "_record", lambda *_: None)  # none of a plan's own either
+        patch.setattr(passes.recordings, "make", lambda *_: None)  # none of a plan's own either
         patch.setattr(Graph, "_pack", lambda graph, *of: served.append(graph) or pack(graph, *of))
         answers = [
             each.run(hogwild(question, each.text, settings, prompt)) for each in (plain, engine)
         ]
     assert answers[0] == answers[1]
     assert len(served) > 10
-    assert set(served) <= set(passes._ahead.values())
-    assert passes.trouble is None
+    assert set(served) <= set(passes.recordings.ahead.values())
+    assert passes.recordings.trouble is None
 
 
 def test_recorded_passes_give_the_same_logits_step_by_step() -> None:
@@ -289,7 +291,7 @@ def test_recorded_passes_give_the_same_logits_step_by_step() -> None:
         assert (logits[0] - logits[1]).abs().max() < 1e-4
     passes = executor_of(engines[1]).passes
     assert isinstance(passes, GraphedPasses)
-    assert passes.num_graphs > 1
+    assert passes.recordings.num_graphs > 1
 
 
 def of_latents(folder: Path, *, backend: str, graphs: bool = False) -> LocalExecutor:
@@ -352,7 +354,7 @@ def test_latents_by_specialised_tiles_launch_by_launch_and_recorded(tmp_path: Pa
         assert (recorded - right).norm() < 0.02 * right.norm()
     passes = executors[2].passes
     assert isinstance(passes, GraphedPasses)
-    assert passes.trouble is None
+    assert passes.recordings.trouble is None
     assert passes.counts.replayed + passes.counts.followed > 100
     assert passes.counts.eager < 3  # the prompt
 

@@ -467,7 +467,7 @@ def test_recorded_passes_serve_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert told[0] == told[1]
     assert engine.usage.tokens_accepted > 0
-    assert passes.trouble is None
+    assert passes.recordings.trouble is None
     assert passes.counts.replayed > 0, "a pass with guesses was recorded"
 
 

@@ -14,8 +14,8 @@ pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from benchmarks import situations
 from benchmarks.step_end import unlaunched
+from manyhands.attention.fitting import of_latents
 from manyhands.attention.prepared import tokens_of_ended
-from manyhands.attention.triton_backend import of_latents
 from manyhands.attention.work import (
     Cutting,
     Occupancy,
@@ -31,7 +31,7 @@ from manyhands.cache.plan import Plan
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
-from manyhands.engine import capacities, graphs
+from manyhands.engine import capacities, matching, recordings
 from manyhands.engine.capacities import (
     AHEAD,
     Wide,
@@ -41,6 +41,7 @@ from manyhands.engine.capacities import (
     most_ahead,
     wide_capacity,
 )
+from manyhands.engine.matching import PlanMatcher
 from manyhands.evaluation import life
 from tests.attention.test_work import a_team, completions
 
@@ -102,7 +103,7 @@ def test_recordings_for_prompts_have_the_tiles_that_these_want(
 ) -> None:
     """Where there are more heads, or in 16 bits, specialised ones pay sooner; a prompt with others asks for a recording of its own."""
     tiling = replace(TILINGS[0], group=group, num_kv_heads=heads)
-    if eight_bits:  # as `triton_backend.py` has it
+    if eight_bits:  # as `fitting.py` has it
         tiling = replace(tiling, specialised_work=1 << 40, specialised_reads=1 << 16)
     specialised = []
     for tokens, kind in kinds_ahead(AHEAD, tiling):
@@ -435,7 +436,7 @@ def test_a_plan_of_a_crowd_is_cut_once(monkeypatch: pytest.MonkeyPatch) -> None:
     # Held, so that no other has the number of one.
     plans = list[Plan]()
     times = Counter[int]()
-    at_once = graphs.GraphedPasses._large_at_once
+    at_once = PlanMatcher._large_at_once
     same = list[bool]()
 
     def counted(plan: Plan, *others: Any) -> Work:
@@ -443,20 +444,20 @@ def test_a_plan_of_a_crowd_is_cut_once(monkeypatch: pytest.MonkeyPatch) -> None:
         times[id(plan)] += 1
         return cut(plan, *others)
 
-    def compared(passes: Any, plan: Plan, stretches: Stretches) -> Any:
-        found = at_once(passes, plan, stretches)
+    def compared(matcher: Any, plan: Plan, stretches: Stretches) -> Any:
+        found = at_once(matcher, plan, stretches)
         if found is not None:
-            work = cut(plan, passes.backend.tiling, None, stretches)
+            work = cut(plan, matcher.backend.tiling, None, stretches)
             capacity = capacities.capacity_of(plan, work)
             with monkeypatch.context() as mended:
-                mended.setattr(graphs, "cut", cut)
-                mended.setattr(passes, "_seen", {capacity: 0})
-                slowly = passes._at_hand(plan, work, capacity, stretches)
+                mended.setattr(matching, "cut", cut)
+                mended.setattr(matcher, "_seen", {capacity: 0})
+                slowly = matcher._serving(plan, work, capacity, stretches)
             same.append(slowly is not None and slowly[0] is found[0])
         return found
 
-    monkeypatch.setattr(graphs, "cut", counted)
-    monkeypatch.setattr(graphs.GraphedPasses, "_large_at_once", compared)
+    monkeypatch.setattr(matching, "cut", counted)
+    monkeypatch.setattr(PlanMatcher, "_large_at_once", compared)
     teams = tuple((count, replace(TEAM, rows=rows)) for count, rows in ((2, 16), (8, 4)))
     lones = (40, replace(life.LONES.crowd[0][1], prompt=(100, 4000)))
     situation = replace(life.TEAMS, crowd=(*teams, lones), num_passes=60, warm_up=40)
@@ -476,7 +477,7 @@ def test_a_cold_start_notes_each_size_that_has_products_of_its_own() -> None:
     tiling = Tiling(4, num_kv_heads=8, num_processors=132)
     kinds = kinds_ahead(AHEAD, tiling)
     wide = [wide_capacity(tokens, tiling, kind) for tokens, kind in kinds]
-    noted = graphs._with_kernels_of_their_own(wide)
+    noted = recordings._with_kernels_of_their_own(wide)
     sizes = {(each.tokens, each.cutting) for each in wide if each.tokens <= 256}
     assert sizes <= {(each.tokens, each.cutting) for each in noted}
     assert {each.cutting for each in wide} == {each.cutting for each in noted}
@@ -493,17 +494,17 @@ def test_recordings_with_the_same_kernels_are_tried_with_one_cut(
         cuttings.append(cutting)
         return cut(plan, tiling, cutting, stretches)
 
-    monkeypatch.setattr(graphs, "cut", counted)
+    monkeypatch.setattr(matching, "cut", counted)
     few, many = Cutting(16, 0, Occupancy.FEW, False), Cutting(16, 0, Occupancy.MANY, False)
     sizes = [(few, False), (few, False), (many, False), (few, True), (few, True)]
     tried: list[Any] = [
         SimpleNamespace(capacity=SimpleNamespace(cutting=cutting, holds=lambda *_, has=has: has))
         for cutting, has in sizes
     ]
-    passes: Any = SimpleNamespace(
+    matcher: Any = SimpleNamespace(
         _with_room=lambda *_: iter(tried), backend=SimpleNamespace(tiling=tiling)
     )
-    found = graphs.GraphedPasses._wide(passes, plan, Stretches.of(plan, tiling), Wide.SMALL)
+    found = PlanMatcher._wide(matcher, plan, Stretches.of(plan, tiling), Wide.SMALL)
     assert found is not None
     assert found[0] is tried[3]
     assert cuttings == [few, many]

@@ -12,8 +12,8 @@ from unittest.mock import patch
 import torch
 import transformers as hf
 
-from manyhands.attention import triton_backend
-from manyhands.attention.triton_backend import refusal as kernels_refuse
+from manyhands.attention import fitting
+from manyhands.attention.fitting import refusal as kernels_refuse
 from manyhands.cache.states import FORKING
 from manyhands.model import families
 from manyhands.model.adapter import _layers
@@ -56,7 +56,7 @@ def _families() -> str:
     ]
     for family in FAMILIES.values():
         config = hf.CONFIG_MAPPING[family.model_type]()
-        with patch.object(triton_backend, "shared_memory", lambda device: H200):
+        with patch.object(fitting, "shared_memory", lambda device: H200):
             reason = kernels_refuse(_layers(config), torch.float16, torch.device("cuda"))
         tried = "in full" if family.model_type in in_full else "in short"
         cells = (family.title, f"`{family.model_type}`", family.special, tried, reason or "yes")
@@ -75,7 +75,7 @@ def _hybrids() -> str:
     ]
     for family in HYBRIDS.values():
         config = hf.CONFIG_MAPPING[family.model_type]()
-        with patch.object(triton_backend, "shared_memory", lambda device: H200):
+        with patch.object(fitting, "shared_memory", lambda device: H200):
             reason = kernels_refuse(_layers(config), torch.float16, torch.device("cuda"))
         cells = (family.title, f"`{family.model_type}`", family.special, reason or "yes")
         lines.append(f"| {' | '.join(cells)} |")

@@ -3,7 +3,9 @@
     attend.py            its contract, which every backend keeps
     reference.py         the slow, obvious way: the judge of the others
     torch_backend.py     plain torch, on any device; merge.py: partial softmaxes, put together
-    triton_backend.py    our kernels (kernels/), on NVIDIA GPUs; launches.py: how each is compiled and launched
+    triton_backend.py    our kernels (kernels/), on NVIDIA GPUs; layer_reading.py: which of them read for a layer in a pass
+    fitting.py           which layers these fit on a device; launches.py: how each is compiled and launched
+    operands.py          what they are told of a store and of a call
     entries.py           the pairs of a token and a read; work.py: these as tiles and splits, the work list of the kernels
     prepared.py          a work list on its device, in one buffer that a CUDA graph can go by
     store.py             keys and values of one layer; eight_bits.py and latents.py: other ways to store them

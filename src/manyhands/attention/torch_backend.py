@@ -1,18 +1,18 @@
-"""Attention grouped by strip, in plain torch: any device, exact partials, differentiable.
+"""Attention grouped by the keys that are read, in plain torch: any device, exact partials, differentiable.
 
-For every stretch of a strip (`attention/entries.py`; below, "strip" for short), the queries of all rows that read it are
+For every stretch of a strip (`attention/entries.py`), the queries of all rows that read it are
 gathered and meet its keys in one product (Hydragen, section 3.2: many matrix-vector products become one matrix product).
-Strips of like size share a batched product, a Bucket, so that a hundred short blocks do not cost a hundred launches. The
+Stretches of like size share a batched product, a Bucket, so that a hundred short blocks do not cost a hundred launches. The
 partial results of a token are then merged by log-sum-exp.
 
 On a CPU, where no gradient is asked for, torch's own fused attention makes a bucket's partials: one call that
 gives the log-sum-exp, too, in the place of a dozen. Keys whose pages lie one behind the other are read where they lie
-if there are many: a strip is cut into such runs, each a bucket of its own, and only the rest is gathered.
-There, too, a plan of many entries is a few parts, one for each stretch of its tokens, so that what is held for all
+if there are many: a stretch is cut into such runs, each a bucket of its own, and only the rest is gathered.
+There, too, a plan of many entries is a few parts, each for some neighbouring tokens, so that what is held for all
 entries at once stays small.
 
     T  new tokens      E  entries: (token, read) pairs      P  most reads of one token
-    B  strips in a bucket      M  entries per strip      N  keys per strip (both padded in a bucket)
+    B  stretches in a bucket      M  entries per stretch      N  keys per stretch (both padded in a bucket)
     H  query heads     G  key/value heads      r = H / G      D, Dv  head dims
 """
 
@@ -39,7 +39,7 @@ _Bounds = tuple[int | None, int | None]  # window and chunk of a layer
 
 @dataclass(eq=False)
 class Bucket:
-    """Strips of like size. Padding repeats real entries and keys, and is never visible."""
+    """Stretches of like size. Padding repeats real entries and keys, and is never visible."""
 
     tokens: Tensor  # [B, M] the query
     positions: Tensor  # [B, M] of the query in its row's view
@@ -48,7 +48,7 @@ class Bucket:
     highs: Tensor  # [B, M]; 0 for padding
     slots: Tensor  # [B, N]
     indices: Tensor  # [B, N] key's index on its strip; beyond every `high` for padding
-    run: slice | None = None  # the slots, if there is one strip and they follow each other
+    run: slice | None = None  # the slots, if there is one stretch and they follow each other
     _visible: dict[_Bounds, Tensor] = field(default_factory=dict)
     _by_head: dict[int, Tensor] = field(default_factory=dict)
     _masks: dict[tuple[_Bounds, int, torch.dtype], Tensor | None] = field(default_factory=dict)
@@ -146,15 +146,17 @@ class Prepared:
 
 
 _BUCKET_COST = 1000  # a product more costs as much as so many scores of one query and one key
-_TOGETHER = 64  # keys of a strip, all of which its queries may as well look at together
-_MOST_QUERIES = 256  # of one strip in one product; more would mostly look at keys they may not see
+_TOGETHER = 64  # keys of a stretch, all of which its queries may as well look at together
+_MOST_QUERIES = (
+    256  # of one stretch in one product; more would mostly look at keys they may not see
+)
 _LONG_RUN = 256  # keys: gathering so many costs a CPU about as much as a product more
 # Entries of a part on a CPU, unless one token has more: more of them take memory anew, page by page, in each layer.
 _MOST_ENTRIES = 8192
 
 
 class _Group(NamedTuple):
-    """Entries start..stop, all of one strip, and the range of keys they see between them.
+    """Entries start..stop, all of one stretch, and the range of keys they see between them.
 
     `is_run`: these keys lie one behind the other, and are so many that they stay in a bucket of their own.
     """
@@ -319,21 +321,21 @@ def _work_of(q: Tensor) -> torch.dtype:
 def partial_attention(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor, call: LayerCall
 ) -> tuple[Tensor, Tensor]:
-    """Softmax over the keys of each strip alone.
+    """Softmax over the keys of each stretch alone.
 
     q [B, M, H, D], k [G, B, N, D], v [G, B, N, Dv], visible [B, M, N]
     -> output [B, M, H, Dv] and log-sum-exp [B, M, H]; where nothing is visible, the latter is so
     small that the merge gives the output no weight.
     """
-    num_strips, num_queries, num_heads, _ = q.shape
+    num_stretches, num_queries, num_heads, _ = q.shape
     num_kv_heads = len(k)
     # [G, B, M * r, D] @ [G, B, D, N]. The scores are by far the largest tensor: worked on in place.
-    x = (q * call.scaling).view(num_strips, num_queries, num_kv_heads, -1, q.shape[-1])
+    x = (q * call.scaling).view(num_stretches, num_queries, num_kv_heads, -1, q.shape[-1])
     x = x.permute(2, 0, 1, 3, 4).flatten(2, 3)
     scores = x @ k.transpose(2, 3)
     if call.softcap is not None:
         scores = call.softcap * torch.tanh(scores / call.softcap)
-    apart = (num_kv_heads, num_strips, num_queries, num_heads // num_kv_heads, -1)
+    apart = (num_kv_heads, num_stretches, num_queries, num_heads // num_kv_heads, -1)
     scores = scores.view(apart)  # [G, B, M, r, N]
     scores = scores.masked_fill_(~visible[:, :, None, :], NOTHING)
     largest = scores.detach().amax(dim=-1, keepdim=True)
@@ -341,7 +343,7 @@ def partial_attention(
     total = weights.sum(dim=-1, keepdim=True)
     out = (weights.flatten(2, 3) @ v).view(apart) / total
     lse = (largest + total.log()).squeeze(-1)  # out [G, B, M, r, Dv], lse [G, B, M, r]
-    shape = (num_strips, num_queries, num_heads)
+    shape = (num_stretches, num_queries, num_heads)
     return out.permute(1, 2, 0, 3, 4).reshape(*shape, -1), lse.permute(1, 2, 0, 3).reshape(shape)
 
 
@@ -359,12 +361,12 @@ def fused_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: LayerCall
 ) -> tuple[Tensor, Tensor]:
     """`partial_attention` by torch's fused attention for CPUs; `mask` [B, 1, M * r, N] is added to the scores."""
-    num_strips, num_queries, num_heads, _ = q.shape
+    num_stretches, num_queries, num_heads, _ = q.shape
     # [B, G, M * r, D]: the heads that share keys are queries of one head.
-    x = q.view(num_strips, num_queries, len(k), -1, q.shape[-1]).transpose(1, 2).flatten(2, 3)
+    x = q.view(num_stretches, num_queries, len(k), -1, q.shape[-1]).transpose(1, 2).flatten(2, 3)
     out, lse = _fused(x, k.transpose(0, 1), v.transpose(0, 1), attn_mask=mask, scale=call.scaling)
-    apart = (num_strips, len(k), num_queries, -1)
-    shape = (num_strips, num_queries, num_heads)
+    apart = (num_stretches, len(k), num_queries, -1)
+    shape = (num_stretches, num_queries, num_heads)
     out = out.reshape(*apart, v.shape[-1]).transpose(1, 2).reshape(*shape, -1)
     return out, lse.view(apart).transpose(1, 2).reshape(shape)
 

@@ -1,12 +1,11 @@
-"""A plan cut into pieces of like size: the work list of the kernels.
+"""A plan cut into items of like size: the work list of the kernels.
 
-A piece, or item, is one tile of entries that read the same stretch of a strip, times one split of its keys, times one
+An item is one tile of entries that read the same stretch of a strip (`Entries.stretches`), times one split of its keys, times one
 key/value head (the launch's second dimension). Each item loads its keys once for all its entries and all the query heads of
-the group (Hydragen, section 3.2), so it runs on matrix units also where every row has a single new token. Below, "strip" is
-short for such a stretch (`Entries.stretches`).
+the group (Hydragen, section 3.2), so it runs on matrix units also where every row has a single new token.
 
-Strips with many readers get large tiles, limited by arithmetic; strips with few get small ones, limited by the reading of
-keys; both are in flight at the same time. Splits even the work out: a long strip is cut so that all processors have some of
+Stretches with many readers get large tiles, limited by arithmetic; stretches with few get small ones, limited by the reading of
+keys; both are in flight at the same time. Splits even the work out: a long stretch is cut so that all processors have some of
 it.
 
 Each entry leaves one partial result per split. The partials of a token stand one behind the other, so
@@ -78,15 +77,15 @@ class Tiling:
     plain_reads: int = 1 << 16  # the same for an ordinary tile of as many rows
     latent_rows: int = 0  # of a specialised tile of latents, if there is a kernel for it; all tiles have as many then
     narrow_rows: int = 0  # of a narrower specialised tile, if there is a kernel for it
-    narrow_keys: int = 16384  # keys of a strip, from which on it pays
-    narrow_beside: int = 480  # keys that each other strip counts for beside its own
+    narrow_keys: int = 16384  # keys of a stretch, from which on it pays
+    narrow_beside: int = 480  # keys that each other stretch counts for beside its own
     least_rows: int = 16  # of a small tile
     between_rows: int = 0  # of one between two powers of two, if there is a kernel for it; that serves both of these, too
-    most_small_rows: int = 64  # strips with more rows get large tiles
+    most_small_rows: int = 64  # stretches with more rows get large tiles
     long_keys: int = 0  # and those with more than half as many, if they have so many keys; 0: none
     long_walk: int = 2048  # keys of a small tile on average, from which on many launch as some
     least_split: int = 128
-    splits_per_processor: float = 2.0  # of small tiles, over all strips and heads
+    splits_per_processor: float = 2.0  # of small tiles, over all stretches and heads
     splits_of_many: float = 8.0  # the same where programs are many
     long_of_many: int = 512  # keys, of a split of many that is long
     most_of_many: float = 16.0  # splits a processor, while so many leave none longer
@@ -97,7 +96,7 @@ class Tiling:
     share_alone: float = 0.55  # of what a processor can read, that one program reads alone
     wide_rows: int = 128  # of a large tile, from which on a processor holds one program at a time
     wide_to_begin: int = 256  # keys, of such a program
-    short_strip: int = 2048  # keys of the longest, up to which few small tiles launch as some
+    short_stretch: int = 2048  # keys of the longest, up to which few small tiles launch as some
     few: int = 4  # programs of small tiles per processor, see `Occupancy`
     many: int = 8
     many_beside: int = 7  # where they begin beside large ones
@@ -334,7 +333,7 @@ def _are_small(rows: Ints, keys: Ints, tiling: Tiling, *, is_free: bool = False)
     most = tiling.most_small_rows
     if min(rows.tolist(), default=0) > most and max(keys.tolist()) > tiling.key_tile:
         return np.zeros(len(rows), dtype=np.bool_)  # as of a team, whose rows all read the same
-    # Small tiles are all alike, and where most strips have few readers, and are many, their tiles should not grow for
+    # Small tiles are all alike, and where most stretches have few readers, and are many, their tiles should not grow for
     # what these share: so deep trees take 0.57 to 0.71 of the time.
     least = 1 if tiling.group == 1 else tiling.least_rows
     is_free = is_free and occupancy_of(len(rows), tiling) is Occupancy.MANY
@@ -346,7 +345,7 @@ def _are_small(rows: Ints, keys: Ints, tiling: Tiling, *, is_free: bool = False)
         is_half = 2 * rows <= tiling.most_small_rows
         if (keys[~is_half] >= tiling.long_keys).any():
             are_small &= is_half
-    # A strip as short as one iteration of the inner loop may as well be loaded several times.
+    # A stretch as short as one iteration of the inner loop may as well be loaded several times.
     if (are_small | (keys <= tiling.key_tile)).all():
         are_small[:] = True
     return are_small
@@ -363,8 +362,8 @@ def _is_walk(rows: Ints, keys: Ints, tiling: Tiling) -> bool:
 def _small_rows(rows: Ints, keys: Ints, tiling: Tiling) -> int:
     """Rows of small tiles: as few as load hardly more keys than the most would.
 
-    Few rows make small programs, of which more run at once. A strip with more is loaded several times.
-    Lone rows, where they are many and their strips short, have a kernel of their own (kernels/lone.py).
+    Few rows make small programs, of which more run at once. A stretch with more is loaded several times.
+    Lone rows, where they are many and their stretches short, have a kernel of their own (kernels/lone.py).
     """
     is_lone = tiling.group == 1 and rows.max(initial=0) == 1
     are_many = occupancy_of(len(rows), tiling) is Occupancy.MANY
@@ -387,9 +386,9 @@ def loaded(rows: Ints, keys: Ints, size: int, tiling: Tiling) -> int:
 def _large_rows(rows: Ints, pairs: Ints, tiling: Tiling) -> tuple[int, bool]:
     """Rows of large tiles, and whether these are specialised.
 
-    They are if most of what is to be done is for strips that want such tiles, and is much. A strip that fills one wants it;
+    They are if most of what is to be done is for stretches that want such tiles, and is much. A stretch that fills one wants it;
     so does one that others would have to read twice, and for less. Where that is little, an ordinary tile of as many rows
-    spares the second reading; or, if no strip has more than `few_rows`, a specialised one of these. What is to be done are
+    spares the second reading; or, if no stretch has more than `few_rows`, a specialised one of these. What is to be done are
     `pairs` of an entry and a key that it sees: of a prompt, half as many as it has rows times keys.
     """
     others = power_of_two(max(tiling.large_rows, tiling.group))
@@ -440,14 +439,14 @@ def occupancy_of(num_items: int, tiling: Tiling) -> Occupancy:
 def _reading(items: Ints, tiles: _Tiles, rows: int, tiling: Tiling) -> Occupancy:
     """The occupancy of small tiles, as they are launched.
 
-    Many that read long strips are launched as some are, with more on their way each. So are few of 32 rows where no strip is
+    Many that read long stretches are launched as some are, with more on their way each. So are few of 32 rows where no stretch is
     long: their own launch has fewer instructions an iteration, and more to begin and to end with.
     """
     found = occupancy_of(len(items), tiling)
     if found is Occupancy.MANY:
         is_long = tiles.num_keys.sum() >= tiling.long_walk * len(items)
         return Occupancy.SOME if is_long else found
-    is_short = rows == WALKING_ROWS and tiles.num_keys.max(initial=0) <= tiling.short_strip
+    is_short = rows == WALKING_ROWS and tiles.num_keys.max(initial=0) <= tiling.short_stretch
     return Occupancy.SOME if is_short else found
 
 

@@ -6,7 +6,7 @@
     logprobs.py      how likely tokens were, told to rows that ask
     pages.py         where tokens lie; journal.py: changes of that which are complete or have not happened
     plan.py          one pass in integers; planner.py makes it of a step; fronts.py: desks behind copies of their marker
-    trunks.py        the beginnings of views, walked once
+    routes.py        where the keys of a view lie, piece by piece; trunks.py: the beginnings of views, walked once
     lockstep.py      the next plan, where each row goes on by one token
     chunks.py        long feeds in several passes
     prefixes.py      prompts that begin alike, as a tree of blocks; prefix_nodes.py: its nodes

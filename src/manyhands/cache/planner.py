@@ -1,7 +1,7 @@
-"""From steps to plans: where blocks lie, and which row reads which keys from which position on.
+"""From steps to plans: what each row of a pass reads, from which position on, and room for what it is fed.
 
-A view is walked once and kept as a route: its frozen neighbours, moved together by compaction, are one
-piece. After that the work of a step is proportional to rows times pieces, and where the same rows go on
+Where the keys of a view lie is walked once and kept as its route (`cache/routes.py`): its frozen neighbours, moved together by
+compaction, are one piece. After that the work of a step is proportional to rows times pieces, and where the same rows go on
 token by token, less: the next plan is the last one, one token later (`cache/lockstep.py`).
 
 When a worker ends its step, all views of its team are new, and the device waits until they are planned. So what
@@ -12,12 +12,9 @@ one matrix serves as well.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
-from itertools import accumulate, chain, compress, count, pairwise
-from operator import is_not
+from itertools import accumulate, chain, count, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,164 +24,23 @@ from manyhands.cache.fronts import Fronts
 from manyhands.cache.lockstep import Lockstep
 from manyhands.cache.pages import Ints, PagePool, Place, Strip
 from manyhands.cache.plan import Growth, PageTables, Plan, Reads
+from manyhands.cache.routes import (
+    LaneMark,
+    Piece,
+    Route,
+    Walk,
+    copied_by,
+    have_moved,
+    readable_place,
+    starts_of,
+    where_they_differ,
+)
 from manyhands.cache.step import Step
-from manyhands.cache.trunks import NOTHING, Stretch, Trunk, Trunks
-from manyhands.cache.view import Item, Lanes, View
-from manyhands.errors import ContextTooLong, InvalidRequest, OutOfMemory, counted
+from manyhands.cache.trunks import Stretch, Trunks
+from manyhands.cache.view import View
+from manyhands.errors import ContextTooLong, OutOfMemory, counted
 from manyhands.native import build as native_build
 from manyhands.native import compiled as native
-
-
-class _Live(NamedTuple):
-    """A block that may still grow, and how many keys are read with it that stand in front of it on its strip."""
-
-    block: Block
-    place: Place
-    strip: Strip
-    front: int = 0
-
-
-_Point = tuple[int, int]  # a position of a view, and how it grows
-
-
-class _Mark(Enum):
-    """Where lanes begin and end in a route (see `cache/view.py::Lanes`)."""
-
-    FORK = auto()  # the first lane begins here
-    LANE = auto()  # the next one begins where the first one did
-    JOIN = auto()  # the next block begins behind the longest lane
-
-    def behind(self, here: _Point, forks: list[tuple[_Point, _Point]]) -> _Point:
-        """`here` behind this mark. Of every fork that is open, `forks` has the point and the longest lane's end."""
-        if self is _Mark.FORK:
-            forks.append((here, here))
-            return here
-        fork, longest = forks.pop()
-        longest = max(longest, here)
-        if self is _Mark.JOIN:
-            return longest
-        forks.append((fork, longest))
-        return fork
-
-
-_Route = tuple[Stretch | _Live | _Mark, ...]
-
-
-class _Read(NamedTuple):
-    """The strips that a route leads over, by their numbers; the blocks of it that may grow, and their ids."""
-
-    strips: dict[int, Strip]
-    blocks: frozenset[Block]
-    live: frozenset[int]
-
-    @classmethod
-    def of(cls, route: _Route) -> _Read:
-        """Looked up piece by piece."""
-        pieces = [piece for piece in route if not isinstance(piece, _Mark)]
-        strips = {piece.strip.number: piece.strip for piece in pieces}
-        blocks = frozenset(piece.block for piece in pieces if isinstance(piece, _Live))
-        return cls(strips, blocks, frozenset(map(id, blocks)))
-
-
-class _Walked(NamedTuple):
-    """A view without lanes that was walked, while so many blocks had been moved, and what came of it.
-
-    `stands` says where in the route each block that may grow is read; -1: more than once.
-    """
-
-    view: View
-    route: _Route
-    is_waiting: bool
-    read: _Read
-    num_joined: int
-    stands: dict[Block, int]
-
-
-@dataclass(eq=False)
-class _Walk:
-    """The blocks that were met while the views of one step are walked: views of a team meet the same ones."""
-
-    pieces: dict[Block, Stretch | _Live] = field(default_factory=dict)
-    # The view that was walked last, and its trunk.
-    view: View | None = None
-    trunk: Trunk = NOTHING
-    # The same for all views with the same blocks behind this trunk, in any order, as long as nothing is moved, and with
-    # the same strips: where a copy is read the strip of the marker itself may not be.
-    read: dict[tuple[frozenset[Block], frozenset[int], int], _Read] = field(default_factory=dict)
-    read_behind: Trunk = NOTHING
-    last: _Walked | None = None  # the last view
-    # Blocks with what stands in front of them.
-    fronted: dict[Block, _Live] = field(default_factory=dict)
-
-    def with_front(self, live: _Live) -> _Live:
-        """The block with what stands in front of it: one object for all views."""
-        if (found := self.fronted.get(live.block)) is None:
-            assert live.strip.front is not None, "it was looked at"
-            found = self.fronted[live.block] = live._replace(front=live.strip.front.size)
-        return found
-
-    def like_the_last(self, view: View, num_joined: int) -> _Walked | None:
-        """The view as `_Walked`, if it is the last one with blocks that may grow in places where others did.
-
-        So are the views of a team: each worker's own desk stands last.
-        """
-        last, blocks = self.last, view.blocks
-        if last is None or last.num_joined != num_joined or len(blocks) != len(last.view.blocks):
-            return None
-        if view.has_lanes:
-            return None
-        first = len(self.trunk.blocks)
-        if not view.begins_like(last.view, first):
-            return None
-        differing = _where_they_differ(blocks, before := last.view.blocks, first)
-        pieces: list[Any] = list(last.route)
-        stands = last.stands.copy()
-        for at in differing:
-            stands.pop(before[at], None)
-        for at in differing:
-            block, stand = blocks[at], last.stands.get(before[at], -1)
-            new = self.pieces.get(block)
-            if not isinstance(new, _Live) or stand < 0 or block in stands:  # it may be read twice
-                return None
-            # With a copy where the other one has none, or the other way round, there is another piece.
-            has_front = at > 0 and _copied(new) is blocks[at - 1]
-            if has_front != bool(pieces[stand].front):
-                return None
-            pieces[stand] = self.with_front(new) if has_front else new
-            stands[block] = stand
-        route, read = tuple(pieces), last.read
-        if {blocks[at] for at in differing} != {before[at] for at in differing}:
-            read = _Read.of(route)
-        return _Walked(view, route, last.is_waiting, read, num_joined, stands)
-
-
-def _copied(live: _Live) -> Block | None:
-    """The block of which a copy stands directly in front of this one."""
-    front = live.strip.front
-    return front.block() if front is not None and live.place.offset == front.size else None
-
-
-def _copied_by(place: Place, numbers: Mapping[Block | None, int]) -> tuple[int, int]:
-    """The number of the block of which a copy stands in front of one that lies here, and its tokens; -1 without."""
-    front = place.strip.front
-    if front is None or place.offset != front.size:
-        return -1, 0
-    return numbers.get(front.block(), -1), front.size
-
-
-def _where_they_differ(one: Sequence[object], other: Sequence[object], first: int) -> list[int]:
-    """The indices from `first` on at which two sequences of one length have different objects."""
-    return [*compress(count(first), map(is_not, one[first:], other[first:]))]
-
-
-def _stands(route: _Route) -> dict[Block, int]:
-    """Where in a route each block that may grow is read; -1: more than once."""
-    found: dict[Block, int] = {}
-    for index, piece in enumerate(route):
-        if isinstance(piece, _Live):
-            found[piece.block] = -1 if piece.block in found else index
-    return found
-
 
 _NO_READS: Ints = np.empty((0, 6), dtype=np.int64)
 
@@ -197,11 +53,11 @@ class _Reader:
     """
 
     generation: int  # of the pool, when it was made
-    route: _Route
+    route: Route
     place: Place  # of its own block
     is_waiting: bool  # a block of it is to be moved, in a plan that has the time
     num_marks: int  # of the route
-    # As a `_Read` has them; views of a team share theirs.
+    # As a `Read` has them; views of a team share theirs.
     strips: dict[int, Strip]
     blocks: frozenset[Block]
     live: frozenset[int]
@@ -224,11 +80,6 @@ class _Reader:
     def length_in(self, number: int) -> int:
         """Of the view in plan `number`, if its reads there follow from those it has."""
         return self.length + (number - self.at) * self.growth
-
-
-def _has_moved(read: _Read | _Reader) -> bool:
-    """Whether a block of it was moved behind another one since."""
-    return True in [strip.left for strip in read.strips.values()]
 
 
 TABLE = (
@@ -446,12 +297,12 @@ class Planner:
             reader.is_known = False
             pieces: Sequence[Any] = reader.route
             if reader.num_marks:
-                pieces = [piece for piece in reader.route if not isinstance(piece, _Mark)]
+                pieces = [piece for piece in reader.route if not isinstance(piece, LaneMark)]
             stands = stood.copy() if len(pieces) == len(before) else [-1] * len(pieces)
             others = before if len(pieces) == len(before) else pieces[:0]
             new: Iterable[int] = range(len(pieces))
             if others:
-                new = _where_they_differ(pieces, others, 0)
+                new = where_they_differ(pieces, others, 0)
             for index in new:
                 piece = pieces[index]
                 if (place := known.get(id(piece))) is None:
@@ -471,7 +322,7 @@ class Planner:
         for (reader, _), end, num_pieces in zip(rows, ends, counts, strict=True):
             if reader.num_marks:
                 own = slice(end - num_pieces, end)
-                starts[:, own] = _starts(reader.route, *sizes[:, own])
+                starts[:, own] = starts_of(reader.route, *sizes[:, own])
         table = np.empty((len(TABLE), len(at)), dtype=np.int64)
         number, low, size, grows = columns
         table[0], table[1], table[2], table[3] = number, starts[0] - low, low, low + size
@@ -496,14 +347,14 @@ class Planner:
             beside = view.beside_others
             reader.is_known = not beside or growth.keys().isdisjoint(beside)
 
-    def _lies(
-        self, piece: Stretch | _Live, growth: Mapping[Block, int]
-    ) -> tuple[int, int, int, int]:
+    def _lies(self, piece: Piece, growth: Mapping[Block, int]) -> tuple[int, int, int, int]:
         if isinstance(piece, Stretch):
             return piece.strip.number, piece.low, piece.size, 0
         block, place, _, front = piece
         if place.offset + block.num_tokens > place.strip.num_tokens:
-            self._place(block)  # raises, if it was filled by hand since the view was walked
+            readable_place(
+                self.pool, block
+            )  # raises, if it was filled by hand since the view was walked
         size = front + self._length(block) + growth.get(block, 0)
         return place.strip.number, place.offset - front, size, int(block in growth)
 
@@ -539,7 +390,7 @@ class Planner:
         again until all are up to date; each move joins two strips for good, so this ends.
         """
         views = [row.view for row in step.rows]
-        walk = _Walk()
+        walk = Walk(self.pool, self._trunks, is_joining=self._is_joining)
         key, generation = self._key, self._generation
         found: list[_Reader | None] = [view.notes.get(key) for view in views]
         found = [
@@ -554,9 +405,19 @@ class Planner:
                 if reader is not None and reader.joined == num_joined and not is_due:
                     continue
                 if reader is not None and id(reader.strips) not in moved:
-                    moved[id(reader.strips)] = _has_moved(reader)
+                    moved[id(reader.strips)] = have_moved(reader.strips)
                 if reader is None or is_due or moved[id(reader.strips)]:
-                    found[index] = reader = self._reader(views[index], walk)
+                    view = views[index]
+                    walked = walk.along(view)
+                    self._has_waiting |= walked.is_waiting
+                    view.notes[key] = found[index] = reader = _Reader(
+                        generation,
+                        walked.route,
+                        self.pool.place(view.own),
+                        walked.is_waiting,
+                        walked.num_marks,
+                        *walked.read,
+                    )
                 reader.joined = num_joined
             if num_joined == self.pool.num_joined:
                 return [reader for reader in found if reader is not None]
@@ -564,160 +425,6 @@ class Planner:
     def _known_reader(self, view: View) -> _Reader | None:
         reader: _Reader | None = view.notes.get(self._key)
         return reader if reader is not None and reader.generation == self._generation else None
-
-    def _reader(self, view: View, walk: _Walk) -> _Reader:
-        num_joined = self.pool.num_joined
-        num_marks = 0
-        if (walked := walk.like_the_last(view, num_joined)) is None:
-            route, is_waiting = self._prepare(view, walk)
-            if view.has_lanes:
-                num_marks = sum(isinstance(piece, _Mark) for piece in route)
-                read = _Read.of(route)
-            else:
-                if walk.read_behind is not walk.trunk:
-                    walk.read, walk.read_behind = {}, walk.trunk
-                strips = frozenset(p.strip.number for p in route if isinstance(p, Stretch))
-                behind = frozenset(view.blocks[len(walk.trunk.blocks) :])
-                key = behind, strips, self.pool.num_joined
-                read = walk.read.get(key) or _Read.of(route)
-                if num_joined == self.pool.num_joined:  # nothing was moved on the way
-                    walk.read[key] = read
-            walked = _Walked(view, route, is_waiting, read, self.pool.num_joined, _stands(route))
-        # A block that was moved on the way is read where it lies now, unless it stands in the view twice.
-        is_right = num_joined == self.pool.num_joined or not _has_moved(walked.read)
-        walk.last = walked if not num_marks and is_right else None
-        view.notes[self._key] = reader = _Reader(
-            self._generation,
-            walked.route,
-            self.pool.place(view.own),
-            walked.is_waiting,
-            num_marks,
-            *walked.read,
-        )
-        return reader
-
-    def _prepare(self, view: View, walk: _Walk) -> tuple[_Route, bool]:
-        """Walk the view once: compact frozen neighbours, fuse those that lie in one piece.
-
-        What it shares with a view that was walked before is not walked again (`cache/trunks.py`). Also whether a
-        block is left to be moved later.
-        """
-        trunk, size = walk.trunk, len(walk.trunk.blocks)
-        is_alike = walk.view is not None and size > 0 and view.begins_like(walk.view, size)
-        if not is_alike or trunk.has_moved:
-            trunk = self._trunks.shared(view)
-        blocks: list[weakref.ref[Block]] = []  # behind the trunk
-        ends: list[int] = []
-        end = trunk.ends[-1] if trunk.ends else 0
-        pieces: list[Stretch | _Live | _Mark] = list(trunk.stretches)
-        previous = trunk.blocks[-1]() if trunk.blocks else None
-        begins = len(pieces)  # how many pieces the trunk takes; it ends with the first other piece
-        is_waiting = False
-        has_lanes = view.has_lanes
-        first = len(trunk.blocks)
-        rest: Iterable[Block | _Mark] = view.blocks_from(first)
-        if has_lanes:
-            rest = _marked(view.items[first:])
-        for index, block in enumerate(rest, start=first):
-            if isinstance(block, _Mark):
-                pieces.append(block)
-                previous = None
-                continue
-            piece = walk.pieces.get(block) or self._met(block, walk)
-            if isinstance(piece, _Live):
-                if not has_lanes and (known := self._known_pieces(view.blocks[index:], walk)):
-                    pieces += known
-                    break
-                if not has_lanes and len(pieces) > begins:
-                    fronted = self._fronted(view.blocks[index - 1], piece, walk)
-                    if fronted is not None:
-                        in_front = pieces.pop()
-                        assert isinstance(in_front, Stretch), "it is frozen"
-                        if in_front.size > fronted.front:
-                            pieces.append(in_front._replace(size=in_front.size - fronted.front))
-                        piece = fronted
-                pieces.append(piece)
-                previous = None
-                continue
-            if previous is not None and len(piece.strip.places) == 1:
-                if not self._is_joining:
-                    is_waiting |= self.pool.can_join(block, previous)
-                elif self.pool.join(block, previous) is not None:
-                    piece = self._met(block, walk)
-                    assert isinstance(piece, Stretch), "it is frozen"
-            # A trunk ends before a block that is still to be moved.
-            is_behind = begins == len(pieces) and not is_waiting
-            last = pieces[-1] if pieces else None
-            if isinstance(last, Stretch) and _touch(last, piece):
-                pieces[-1] = last._replace(size=last.size + piece.size)
-            else:
-                pieces.append(piece)
-            if is_behind:
-                begins = len(pieces)
-                blocks.append(weakref.ref(block))
-                ends.append(end := end + piece.size)
-            previous = block
-        if blocks:
-            stretches = _stretches(pieces[:begins])
-            trunk = Trunk.of(view, (*trunk.blocks, *blocks), stretches, (*trunk.ends, *ends))
-            self._trunks.add(trunk)
-        walk.trunk, walk.view = trunk, view
-        self._has_waiting |= is_waiting
-        return tuple(pieces), is_waiting
-
-    def _known_pieces(self, blocks: Sequence[Block], walk: _Walk) -> list[Stretch | _Live] | None:
-        """The pieces of these blocks; None if one of them may have to be moved. That is rare: most are desks, which grow."""
-        pieces: list[Any] = list(map(walk.pieces.get, blocks))
-        if not all(pieces):
-            pieces = [
-                piece or walk.pieces.get(block) or self._met(block, walk)
-                for piece, block in zip(pieces, blocks, strict=True)
-            ]
-        kinds = list(map(type, pieces))
-        frozen = [at for at, kind in enumerate(kinds) if kind is Stretch]
-        behind = [at for last, at in pairwise(frozen) if at == last + 1]
-        if any(len(pieces[at].strip.places) == 1 for at in behind):
-            return None
-        fronts = [
-            at
-            for at, kind in enumerate(kinds)
-            if kind is _Live and at and pieces[at].strip.front is not None
-        ]
-        taken = -1  # the piece in front of the last one: its keys are read from the copy
-        for index in sorted((*behind, *fronts), reverse=True):
-            last, piece = pieces[index - 1], pieces[index]
-            if kinds[index] is _Live:
-                fronted = self._fronted(blocks[index - 1], piece, walk)
-                if fronted is not None:
-                    pieces[index - 1 : index + 1] = [fronted]
-                    taken = index - 1
-            elif index != taken and _touch(last, piece):
-                pieces[index - 1 : index + 1] = [last._replace(size=last.size + piece.size)]
-        return pieces
-
-    def _fronted(self, before: Block, live: _Live, walk: _Walk) -> _Live | None:
-        """`live` with the copy of `before` in front of it on its strip; None where there is none."""
-        return walk.with_front(live) if _copied(live) is before else None
-
-    def _met(self, block: Block, walk: _Walk) -> Stretch | _Live:
-        """Look up where a block lies."""
-        place = self._place(block)
-        if block.frozen and block.tokens:
-            walk.pieces[block] = piece = Stretch(place.strip, place.offset, block.num_tokens)
-            return piece
-        walk.pieces[block] = live = _Live(block, place, place.strip)
-        return live
-
-    def _place(self, block: Block) -> Place:
-        """Where a block lies that shall be read. Raises InvalidRequest where its keys are gone, or never were in this memory."""
-        place = self.pool.place(block)
-        self.pool.check_filled(block, place)
-        if self.pool.has_gone(place.strip):
-            raise InvalidRequest(
-                f"the block {block.name!r} is read, and the run that wrote it was preempted",
-                hint="Let runs share what they both read through the engine's prefixes.",
-            )
-        return place
 
     def _laid(self, readers: Sequence[_Reader]) -> _Laid:
         """The reads of these readers in this plan."""
@@ -781,10 +488,10 @@ class Planner:
         for block, place in zip(blocks, places, strict=True):
             strip, size = place.strip, len(block.tokens)
             if place.offset + size > strip.num_tokens or has_gone(strip):
-                self._place(block)  # raises
+                readable_place(self.pool, block)  # raises
             strips[strip.number] = strip
             are_live.append(is_live := not (block.frozen and size))
-            copied = _copied_by(place, numbers) if is_live and strip.front else (-1, 0)
+            copied = copied_by(place, numbers) if is_live and strip.front else (-1, 0)
             grows = growing(block, 0)
             lies += (strip.number, place.offset, size + grows, int(grows > 0), *copied)
         one_row = of_rows[0].tolist()
@@ -872,41 +579,3 @@ def _sizes_to_lend(
         for strip, size in zip(strips, sizes, strict=True)
         if pool.num_slots_left(strip) < size
     ]
-
-
-def _starts(route: _Route, size: Ints, grows: Ints) -> list[list[int]]:
-    """Where the pieces of a route with lanes begin, and how that grows; sizes without those of marks."""
-    here: _Point = (0, 0)
-    forks: list[tuple[_Point, _Point]] = []
-    found: list[_Point] = []
-    pieces = iter(zip(size.tolist(), grows.tolist(), strict=True))
-    for piece in route:
-        if isinstance(piece, _Mark):
-            here = piece.behind(here, forks)
-            continue
-        found.append(here)
-        length, growth = next(pieces)
-        here = here[0] + length, here[1] + growth
-    return [list(column) for column in zip(*found, strict=True)]
-
-
-def _touch(one: Stretch, other: Stretch) -> bool:
-    """Whether the other one begins where the one ends."""
-    return one.strip is other.strip and one.low + one.size == other.low
-
-
-def _stretches(pieces: Iterable[Stretch | _Live | _Mark]) -> tuple[Stretch, ...]:
-    return tuple(piece for piece in pieces if isinstance(piece, Stretch))
-
-
-def _marked(items: Sequence[Item]) -> Iterator[Block | _Mark]:
-    """The blocks of a view, with marks around lanes."""
-    for item in items:
-        if isinstance(item, Lanes):
-            for index, lane in enumerate(item.lanes):
-                yield _Mark.LANE if index else _Mark.FORK
-                yield from _marked(lane)
-            if item.lanes:
-                yield _Mark.JOIN
-        else:
-            yield item

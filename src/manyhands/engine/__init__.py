@@ -12,7 +12,8 @@
     executor.py      network and memory behind verbs of integers: the contract
     local_executor.py    the same in this process; backends.py: which attention serves a model
     passes.py        a plan in, logits out, launch by launch; expanded.py: long prompts of latents
-    graphs.py        the same by recordings: which one serves, when one is made; capacities.py: what each has room for
+    graphs.py        the same by recordings, and the next pass begun ahead; matching.py: which recording serves a plan
+    recordings.py    those that are there, and how another one is made; capacities.py: what each has room for
     graph.py         one recording, and how it is fed; recorder.py: the device as it needs it
     heads.py         how much of a recording is begun for a guess
     sampling.py      logits to tokens; weighing.py: penalties and biases before that

@@ -75,7 +75,7 @@ _LARGE_PAGE = 64  # a key tile of the kernels lies on one page
 def _refusal(adapter: ModelAdapter) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed (it comes for Linux, with torch for CUDA)"
-    from manyhands.attention.triton_backend import refusal
+    from manyhands.attention.fitting import refusal
 
     return refusal(adapter.layers, adapter.dtype, adapter.device)
 

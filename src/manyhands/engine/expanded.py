@@ -234,7 +234,8 @@ def _serving(backend: Backend, shape: LayerShape, adapter: ModelAdapter) -> Back
         return TorchBackend(backend.budget, backend.long_run)
     if backend.name != "triton":
         return None
-    from manyhands.attention.triton_backend import TritonBackend, serves_expanded
+    from manyhands.attention.fitting import serves_expanded
+    from manyhands.attention.triton_backend import TritonBackend
 
     if not serves_expanded(shape, adapter.dtype, adapter.device):
         return None

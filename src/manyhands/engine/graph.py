@@ -12,8 +12,8 @@ Rows to spare are padding (`make_harmless`): their keys are stored nowhere and t
 A recording has parts. `start_head` and `look_ahead` begin the first ones, and `finish` makes the rest. Other ranks are told first of
 whatever is begun. They have the same graph by the same number, and `take`, `follow`, `begin` and `go_on` are a rank's own part of it.
 
-Which graph serves a plan, and when one is made, is decided in `engine/graphs.py`. A graph sees of the passes there only what it is
-recorded with: `RecordablePasses`.
+Which graph serves a plan, and when one is made, is decided in `engine/matching.py`. A graph sees of all recordings
+(`engine/recordings.py`) only what it is recorded with: `RecordedWith`.
 
     R  rows
 """
@@ -44,8 +44,8 @@ from manyhands.model.memory import Memory
 LayerKind = tuple[object, ...]  # the part of a layer that kernels of attention are compiled for
 
 
-class RecordablePasses(Protocol):
-    """The passes that graphs are recorded of, as far as a graph asks for them."""
+class RecordedWith(Protocol):
+    """The means of recording a graph, as far as the graph asks for them."""
 
     adapter: ModelAdapter
     memory: Memory
@@ -64,10 +64,10 @@ class _Noting(Attending):
     """Attention that notes one layer of each kind."""
 
     def __init__(
-        self, prepared: Prepared, passes: RecordablePasses, cuts: Mapping[int, Callable[[], None]]
+        self, prepared: Prepared, given: RecordedWith, cuts: Mapping[int, Callable[[], None]]
     ) -> None:
-        super().__init__(prepared, passes.memory, passes.backend, cuts)
-        self._kinds = passes.layer_kinds
+        super().__init__(prepared, given.memory, given.backend, cuts)
+        self._kinds = given.layer_kinds
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, call: LayerCall) -> Tensor:
         """See `Attending`."""
@@ -85,34 +85,34 @@ class Graph:
 
     recording: Recording
 
-    def __init__(self, passes: RecordablePasses, capacity: Capacity, page_size: int) -> None:
-        self.number = passes.num_graphs
-        self.others = passes.others
+    def __init__(self, given: RecordedWith, capacity: Capacity, page_size: int) -> None:
+        self.number = given.num_graphs
+        self.others = given.others
         self.capacity = capacity
         self.page_size = page_size
         size = capacity.num_integers
-        self.buffer = torch.zeros(2, size, dtype=torch.int32, device=passes.adapter.device)
-        self.host = passes.recorder.host_buffer(2, size)
+        self.buffer = torch.zeros(2, size, dtype=torch.int32, device=given.adapter.device)
+        self.host = given.recorder.host_buffer(2, size)
         self.integers = self.host.numpy()  # [2, size]: to be sent, and their growth
-        self.sent = passes.recorder.mark()
+        self.sent = given.recorder.mark()
         self.num_begun = 0  # parts of the pass that was begun last
         self.num_used = 0  # integers that are sent
         # Whether the plan's integers grow; and whether the growth on the device may be another one than the host's, which is sent then.
         self.grows, self.may_grow = False, False
         make_harmless(self.buffer[0], capacity)
 
-    def record(self, passes: RecordablePasses) -> Graph:
+    def record(self, given: RecordedWith) -> Graph:
         """Record the pass; afterwards it can be replayed."""
-        self.recording = passes.recorder.record(lambda cut: self._pass(passes, cut))
+        self.recording = given.recorder.record(lambda cut: self._pass(given, cut))
         self.logits, self.greedy = self.recording.lent, self.recording.kept
         return self
 
-    def try_out(self, passes: RecordablePasses) -> tuple[Tensor, Tensor]:
+    def try_out(self, given: RecordedWith) -> tuple[Tensor, Tensor]:
         """Launch every kernel of the pass once, with nothing but padding, and record nothing; see `_pass`."""
         with torch.inference_mode():
-            return passes.adapter.with_few_layers(lambda: self._pass(passes, lambda: None))
+            return given.adapter.with_few_layers(lambda: self._pass(given, lambda: None))
 
-    def _pass(self, passes: RecordablePasses, cut: Cut) -> tuple[Tensor, Tensor]:
+    def _pass(self, given: RecordedWith, cut: Cut) -> tuple[Tensor, Tensor]:
         integers, growth = self.buffer
         # Tokens that rank 0 alone knows, or those that all have been told. It stands in the recording since NCCL allows
         # none of its calls beside a replay that is under way.
@@ -120,10 +120,10 @@ class Graph:
         grown = self.capacity.num_growing
         integers[:grown].add_(growth[:grown])
         prepared = Prepared(integers, self.capacity, self.page_size)
-        cuts = dict.fromkeys(passes.part_ends, cut)
-        attend = _Noting(prepared, passes, cuts)
+        cuts = dict.fromkeys(given.part_ends, cut)
+        attend = _Noting(prepared, given, cuts)
         token_ids, keep = prepared.token_ids_and_last()
-        logits = passes.adapter.forward(token_ids, keep, attend)
+        logits = given.adapter.forward(token_ids, keep, attend)
         # The logits of padding are those of the first head once more, so they are sound if all others are.
         return logits, likeliest(logits)
 

@@ -102,7 +102,7 @@ class Others:
         """All recordings are dropped; the next one is the first again."""
 
     def load(self, page_size: int, capacities: Sequence[Sequence[int]]) -> None:
-        """The kernels of attention of such passes are loaded, and those that no recording has (`GraphedPasses.load`)."""
+        """The kernels of attention of such passes are loaded, and those that no recording has (`Recordings.load`)."""
 
     def alone(self) -> AbstractContextManager[None]:
         """Inside, this rank launches without the others, and what that gives means nothing."""

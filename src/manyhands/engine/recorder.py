@@ -1,6 +1,6 @@
 """The device as a CUDA graph needs it: buffers that stay, a recording, a mark in the stream.
 
-`engine/graphs.py` decides what is recorded and when it is replayed, and asks for no device itself. So all
+`engine/matching.py` decides what is recorded and `engine/graphs.py` when it is replayed, and neither asks for a device itself. So all
 of that is tested without a GPU, with a recorder that runs everything again instead of replaying it.
 """
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
-ENDLESS = 1 << 30  # the end of a strip's last split: as far as the entries themselves reach
+ENDLESS = 1 << 30  # the end of a tile's last split: as far as the entries themselves reach
 ITEM_FIELDS = 6  # first entry, number of entries, first key, end of keys, first page, split
 _ALL = slice(None)
 

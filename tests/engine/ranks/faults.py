@@ -47,6 +47,7 @@ from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.follower import Follower, follow
 from manyhands.engine.ranks.processes import Processes, leave
 from manyhands.engine.ranks.world import World
+from manyhands.engine.recordings import Recordings
 from manyhands.errors import ManyhandsError
 from manyhands.model.settings import ModelSettings
 from manyhands.replay.merged import merge_passes
@@ -136,7 +137,7 @@ class Case:
         if self.verb is not None:
             self._arm_verb(rank, self.verb)
             return
-        where: Any = dist if self.joins else GraphedPasses
+        where: Any = dist if self.joins else Recordings
         name = "init_process_group" if self.joins else "record"
         right = getattr(where, name)
 
@@ -224,7 +225,7 @@ def _rank_0(folder: Path, size: int, case: Case) -> dict[str, Any]:
             found["text"] = engine.run(walking(a_team_of(1), 4, {})).text
         else:
             _ask_all(engine)
-        found["trouble"] = passes.passes.trouble
+        found["trouble"] = passes.passes.recordings.trouble
         found["recorded"] = passes.counts.recorded
     except ManyhandsError as error:
         found.update(error=f"{type(error).__name__}: {error}", hint=error.hint)

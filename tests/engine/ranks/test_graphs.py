@@ -27,11 +27,12 @@ from manyhands.cache.block import Block
 from manyhands.cache.pages import Move
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
-from manyhands.engine import capacities, graph, graphs
+from manyhands.engine import capacities, graph, recordings
 from manyhands.engine.capacities import Wide
 from manyhands.engine.engine import Engine
 from manyhands.engine.graphs import GraphedPasses
 from manyhands.engine.local_executor import LocalExecutor
+from manyhands.engine.matching import PlanMatcher
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.ranks import told
 from manyhands.engine.ranks.channel import FirstEnd, OtherEnd, Verb
@@ -195,7 +196,7 @@ def test_passes_of_a_crowd_are_begun_ahead_on_both(
 
 def never_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """No recording serves any plan."""
-    monkeypatch.setattr(GraphedPasses, "_recorded", lambda *_: None)
+    monkeypatch.setattr(PlanMatcher, "recorded", lambda *_: None)
 
 
 def test_passes_without_a_recording_are_begun_ahead_on_both(
@@ -292,7 +293,7 @@ def test_a_pass_that_was_begun_goes_with_the_recordings(small: Path) -> None:
         two.engine.step()
     executor.forget()
     assert not executor.has_begun
-    assert executor.passes.num_graphs == 0
+    assert executor.passes.recordings.num_graphs == 0
     two.end()
 
 
@@ -306,7 +307,7 @@ def test_recordings_of_a_network_that_came_back_are_dropped_by_both(small: Path)
     executor.adapter.model.float()
     assert two.engine.run(walking(a_team_of(2), 6, {4: 3})).text == expected[1]
     passes: Any = two.follower.executor.passes
-    assert passes.num_graphs == executor.passes.num_graphs > 0
+    assert passes.recordings.num_graphs == executor.passes.recordings.num_graphs > 0
     two.end()
 
 
@@ -345,11 +346,11 @@ def test_what_one_rank_has_no_memory_to_spare_for_is_recorded_by_none(
             time.sleep(0.6)
         return capacities.SPARE - int(rank == short)
 
-    monkeypatch.setattr(graphs, "free_bytes", free)
+    monkeypatch.setattr(recordings, "free_bytes", free)
     two.engine.get_ready()
     passes: Any = two.engine.executor
-    assert list(passes.passes._ahead) == ahead[: 3 if short is None else 2]
-    assert passes.passes.trouble is None
+    assert list(passes.passes.recordings.ahead) == ahead[: 3 if short is None else 2]
+    assert passes.passes.recordings.trouble is None
     ours, theirs = two.end()
     assert ours.recorded == theirs.recorded == (3 if short is None else 2)
 
@@ -364,7 +365,7 @@ def test_a_wide_recording_that_a_plan_has_asked_for_before_keeps_its_number(
     two = TwoRanks(small, (Again(), Again()))
     assert two.engine.run(walking(a_team_of(2), 6, {4: 3})).text == expected
     executor: Any = two.engine.executor
-    (own,) = executor.passes._graphs
+    (own,) = executor.passes.recordings.graphs
     monkeypatch.setattr(capacities, "wide_capacity", lambda *_: own)
     two.engine.get_ready()
     assert two.engine.run(walking(a_team_of(2), 6, {4: 3})).text == expected
@@ -434,7 +435,11 @@ def test_a_recording_that_one_rank_alone_cannot_end_is_given_up_by_all(
     assert ours.recorded == theirs.recorded == 0
     executor: Any = two.engine.executor
     other: Any = two.follower.executor
-    assert executor.passes.trouble == other.passes.trouble == f"rank {failing} of 2: no room"
+    assert (
+        executor.passes.recordings.trouble
+        == other.passes.recordings.trouble
+        == f"rank {failing} of 2: no room"
+    )
 
 
 @pytest.mark.parametrize("failing", [0, 1])

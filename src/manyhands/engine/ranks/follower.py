@@ -33,6 +33,7 @@ from manyhands.engine.ranks.packing import (
 )
 from manyhands.engine.ranks.part import fingerprint_of_all, load_part, look_for_peers, report_of
 from manyhands.engine.ranks.told import Following
+from manyhands.engine.recordings import Recordings
 from manyhands.errors import ManyhandsError
 from manyhands.model.parallel.collectives import GroupCollectives
 from manyhands.model.settings import ModelSettings
@@ -124,39 +125,39 @@ class Follower:
         self.executor.passes.launch_late(unpack_plan(arrays))
 
     def _ask_room(self, arrays: Iterator[Ints]) -> None:
-        self.graphs.have_to_spare(int(next(arrays)[0]))
+        self.recordings.have_to_spare(int(next(arrays)[0]))
 
     def _record(self, arrays: Iterator[Ints]) -> None:
         page_size, *sizes = next(arrays).tolist()
-        self.graphs.part_ends = tuple(next(arrays).tolist())
-        self.graphs.record(Capacity(*sizes), page_size)
+        self.recordings.part_ends = tuple(next(arrays).tolist())
+        self.recordings.record(Capacity(*sizes), page_size)
 
     def _forget(self, arrays: Iterator[Ints]) -> None:
         self.forget()
 
     def _prepare(self, arrays: Iterator[Ints]) -> None:
         page_size = int(next(arrays)[0])
-        self.graphs.load(page_size, [Capacity(*sizes.tolist()) for sizes in arrays])
+        self.recordings.load(page_size, [Capacity(*sizes.tolist()) for sizes in arrays])
 
     def _start(self, arrays: Iterator[Ints]) -> None:
         number, num_parts = next(arrays).tolist()
-        self.graphs.recordings[number].take(num_parts, *unpack_int32(arrays))
+        self.recordings.numbered[number].take(num_parts, *unpack_int32(arrays))
 
     def _follow(self, arrays: Iterator[Ints]) -> None:
-        self.graphs.recordings[int(next(arrays)[0])].follow(next(arrays))
+        self.recordings.numbered[int(next(arrays)[0])].follow(next(arrays))
 
     def _begin(self, arrays: Iterator[Ints]) -> None:
         number, num_parts = next(arrays).tolist()
-        self.graphs.recordings[number].begin(num_parts)
+        self.recordings.numbered[number].begin(num_parts)
 
     def _finish(self, arrays: Iterator[Ints]) -> None:
-        self.graphs.recordings[int(next(arrays)[0])].go_on()
+        self.recordings.numbered[int(next(arrays)[0])].go_on()
 
     @property
-    def graphs(self) -> GraphedPasses:
-        """The passes, which rank 0 would not have recorded if they could not be."""
+    def recordings(self) -> Recordings:
+        """The recordings of the passes, which rank 0 would not have recorded if they could not be."""
         assert isinstance(self.executor.passes, GraphedPasses), "equal ranks have equal passes"
-        return self.executor.passes
+        return self.executor.passes.recordings
 
     # -- memory and pasts --------------------------------------------------------------------------
 

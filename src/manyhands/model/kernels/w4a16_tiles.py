@@ -5,7 +5,7 @@ and as many as registers or shared memory allow: so inputs are cut into parts wh
 shared evenly among programs with a ring where two parts have no room.
 
     span    inputs of which a warp has the weights on their way at a time
-    part    a stretch of spans; the last program to arrive adds up all parts
+    part    neighbouring spans; the last program to arrive adds up all parts
 """
 
 from __future__ import annotations
