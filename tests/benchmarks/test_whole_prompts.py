@@ -244,7 +244,7 @@ def test_prompts_are_others_in_every_turn() -> None:
 
 
 def test_no_prompt_begins_as_one_before_it() -> None:
-    """What vLLM has read once it does not read again: it had a prompt of eight from where that prompt had come alone."""
+    """An engine that has read a prompt once does not read it again: vLLM had one of eight, which had come alone before."""
     block = 16  # tokens that it keeps together
     begins = [
         tuple(prompt[:block])

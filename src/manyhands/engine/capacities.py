@@ -1,6 +1,6 @@
 """Capacities of recordings: those of plans, rounded, and those of recordings that are made before there is a plan.
 
-A recording serves every plan that fits its capacity and is cut for its kernels (`engine/graphs.py`). What a pass will bring is
+A recording serves every plan that fits its capacity and is cut for its kernels (`engine/matching.py`). What a pass will bring is
 not known when an engine gets ready, so *wide* recordings are made for every number of tokens that passes come in, with room for
 long lists of everything else: one at least, and for most numbers two to five, each for a use (`Wide`):
 
@@ -66,8 +66,8 @@ _WORTH = 1e12
 # for 2 048 tokens on one host and 160 on another.
 _WORTH_OVER_RANKS = 1.5e12
 _MOST_OF_PARTS = 768  # tokens of the largest one for parts of prompts and what others write
-# Of those for more, strips that a token reads: what all have, a conversation, the prompt.
-_STRIPS_OF_A_PROMPT = 3
+# Of those for more, stretches that a token reads: what all have, a conversation, the prompt.
+_STRETCHES_OF_A_PROMPT = 3
 # Tokens of a pass up to which every wide recording has one kind of tiles, mostly small ones, and up to which there is one
 # of small tiles alone. Recordings of `Wide.ENDED` always have one kind.
 ALL_SMALL, MOST_ALONE = 32, 256
@@ -75,9 +75,9 @@ ALL_SMALL, MOST_ALONE = 32, 256
 # finds nothing to do, and takes its time.
 _MOST_ITEMS = 256
 _MOST_OF_LATENTS = 1024  # items of each of their recordings, at least
-# Up to so many query heads for a key head, and from so many of these on, few strips beside a prompt are large, and few are cut.
+# Up to so many query heads for a key head, and from so many of these on, few stretches beside a prompt are large, and few are cut.
 _USUAL_GROUP, _USUAL_HEADS = 5, 8
-_SPLITS_OF_FEW = 2.0  # a processor, over all strips and heads
+_SPLITS_OF_FEW = 2.0  # a processor, over all stretches and heads
 _MUCH_MORE = 1.5  # times the keys that tiles for eight would load
 # Tokens of recordings of `Wide.AMPLE`.
 _AMPLE = (*(128, 160, 192, 256, 320, 384, 512, 640), _MOST_OF_PARTS)
@@ -89,7 +89,7 @@ _MOST_READS = 8192  # of ample ones: entries, and partials, of each token and ea
 # Large tiles in them, beside those of a prompt, where small ones have room for a team of sixteen, and where they have none.
 _MOST_BESIDE, _MOST_OF_LARGE_TEAMS = 640, 1024
 _EIGHT, _SIXTEEN = 8, 16  # workers of large teams
-_TILES_OF_A_ROW = 2  # a strip of its own, and its prompt or what its team shares
+_TILES_OF_A_ROW = 2  # a stretch of its own, and its prompt or what its team shares
 # Times the least pages: 260 thousand tokens in pages of 64, and a million. A plan's own pages are sent, and not all that there is room for.
 _PAGES_OF_FEW, _PAGES_OF_MANY = 8, 32
 
@@ -250,7 +250,7 @@ def _rows_of_four(tiling: Tiling) -> int:
 
 
 def _rows_of_team(workers: int, tiling: Tiling) -> int:
-    """Rows of a small tile for a team of so many, four or more; a strip with more rows has several, or large ones."""
+    """Rows of a small tile for a team of so many, four or more; a stretch with more rows has several, or large ones."""
     rows = power_of_two(max(tiling.least_rows, workers * tiling.group))
     return max(_rows_of_four(tiling), min(rows, tiling.most_small_rows))
 
@@ -289,23 +289,23 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
         small_rows = rows if is_narrow and kind is not Wide.SEVERAL else min(rows, of_four)
     # One team has few programs whatever its size, since its rows read the same strips.
     tiles = _TILES_OF_A_ROW * tokens if kind is Wide.SEVERAL else 0
-    # Of few key heads each strip has many splits, and each leaves a partial for every token of its tile.
+    # Of few key heads each stretch has many splits, and each leaves a partial for every token of its tile.
     of_splits = 0 if is_narrow else items * max(1, small_rows // tiling.group)
     is_for_prompts = kind is Wide.LARGE and tokens > _MOST_OF_PARTS
     large_rows, is_specialised = power_of_two(max(tiling.large_rows, tiling.group)), False
     if is_for_prompts:
         large_rows, is_specialised = tiles_of_prompt(tokens, tiling)
     # A part of a prompt fills tiles of its own: the more query heads a key head has, the fewer tokens in each. Beside them stand
-    # those of other strips, which so many heads make large sooner; and of few key heads all are cut until every processor has one.
-    strips = _STRIPS_OF_A_PROMPT if is_for_prompts else 1
-    of_prompt = strips * -(-tokens // (large_rows // tiling.group))
-    reads = strips * tokens if is_for_prompts else 0
+    # those of other stretches, which so many heads make large sooner; and of few key heads all are cut until every processor has one.
+    stretches = _STRETCHES_OF_A_PROMPT if is_for_prompts else 1
+    of_prompt = stretches * -(-tokens // (large_rows // tiling.group))
+    reads = stretches * tokens if is_for_prompts else 0
     if is_for_prompts and tiling.latent_rows:  # its tiles are small ones, as all are
         most = max(most, items + of_prompt)
     are_usual = tiling.group <= _USUAL_GROUP and tiling.num_kv_heads >= _USUAL_HEADS
     beside = max(16 if are_usual else 64, tiling.num_processors // tiling.num_kv_heads)
     # Merging looks at as many partials of a token as there may be, so crowds have no more room than they need. Networks of few key
-    # heads cut strips into more pieces, and have more.
+    # heads cut stretches into more pieces, and have more.
     of_few_heads = 32 if has_large else 16
     of_one = 8 if tiling.num_kv_heads >= _USUAL_HEADS else of_few_heads
     wide = Capacity(
@@ -330,7 +330,7 @@ def wide_capacity(tokens: int, tiling: Tiling, kind: Wide) -> Capacity:
 
 
 def _of_lone_rows(wide: Capacity, tiling: Tiling) -> Capacity:
-    """The capacity `wide`, changed for rows that share little: an item for each of their strips, those that come of splits, and few partials to merge.
+    """The capacity `wide`, changed for rows that share little: an item for each of their stretches, those that come of splits, and few partials to merge.
 
     Programs that have nothing to do wait for room where each has much on its way at the same time, so there they are few.
     """
