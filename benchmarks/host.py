@@ -32,6 +32,7 @@ from manyhands.cache.pages import PagePool
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
+from manyhands.engine.filling import Filling
 from manyhands.engine.scheduler import Scheduler
 from manyhands.strategies.base import Answer, Reserve, Strategy
 
@@ -69,7 +70,7 @@ def scheduler_in(situation: str, num_runs: int) -> Scheduler:
             keep()
         return (7,) * len(step.rows)
 
-    scheduler = Scheduler(predict, pool, 3 * FEW if situation == "bounded" else 1 << 20)
+    scheduler = Scheduler(predict, pool, Filling(3 * FEW if situation == "bounded" else 1 << 20))
     share = Reserve(64 * PAGE_SIZE, 0) if situation == "waiting" else None
     for _ in range(2 * num_runs if situation == "waiting" else num_runs):
         scheduler.submit(decoding(share))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from manyhands.cache.pages import PagePool
 from manyhands.cache.step import Step
+from manyhands.engine.filling import Filling
 from manyhands.engine.scheduler import Scheduler
 from manyhands.text import Text
 from tests.text.small_tokenizers import byte_level
@@ -28,4 +29,4 @@ def scripted(words: dict[str, str], before_a_pass: Callable[[], None] = lambda: 
         scripted = [scripts[row.writer] for row in step.rows]
         return tuple(script.popleft() if script else end for script in scripted)
 
-    return Scheduler(predict, PagePool(1000), 8192)
+    return Scheduler(predict, PagePool(1000), Filling(8192))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from manyhands.cache.pages import PagePool
+from manyhands.engine.filling import Filling
 from manyhands.engine.inbox import Inbox
 from manyhands.engine.scheduler import Scheduler
 from manyhands.engine.service import Service
@@ -92,7 +93,7 @@ def test_many_threads_pass_no_bound() -> None:
 
 def test_a_run_that_waits_for_its_turn() -> None:
     """Outside of the engine, where nothing knows whether it listens."""
-    with Service(Scheduler(predict, PagePool(100), 10_000), max_live=1) as service:
+    with Service(Scheduler(predict, PagePool(100), Filling(10_000)), max_live=1) as service:
         live = begun(service.submit(endless()))
         waiting, deaf = service.submit(listener()), service.submit(counting((5, 6), 4))
         count = as_many_as_wait(waiting.say, LARGEST)
@@ -103,7 +104,7 @@ def test_a_run_that_waits_for_its_turn() -> None:
 
 
 def test_a_run_that_makes_no_pass() -> None:
-    engine = Scheduler(predict, PagePool(100), 10_000)
+    engine = Scheduler(predict, PagePool(100), Filling(10_000))
     run = engine.submit(listener())
     for _ in range(2):
         engine.step()

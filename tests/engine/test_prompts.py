@@ -13,7 +13,7 @@ import torch
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
-from manyhands.engine import scheduler
+from manyhands.engine import filling
 from manyhands.engine.engine import Engine
 from manyhands.engine.run import Run, RunState
 from manyhands.engine.scheduler import Scheduler
@@ -83,7 +83,7 @@ def test_prompts_do_not_wait_for_a_very_long_one(
 
     def passes(times: int) -> tuple[int, int]:
         """Until a prompt of 100 tokens and a shorter one, which comes behind it, have their first tokens."""
-        monkeypatch.setattr(scheduler, "_VERY_LONG", times)
+        monkeypatch.setattr(filling, "_VERY_LONG", times)
         engine = small_engine(prompt_tokens=16)
         runs = writers(engine, 1)
         both = engine.submit(counting(LONG, 2)), engine.submit(counting(OTHER[:size], 2))
@@ -108,7 +108,7 @@ def test_prompts_do_not_wait_for_a_very_long_one(
 def test_a_very_long_prompt_goes_on_beside_ever_more_short_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scheduler, "_VERY_LONG", 2)
+    monkeypatch.setattr(filling, "_VERY_LONG", 2)
     engine = small_engine(prompt_tokens=16)
     runs = writers(engine, 1)
     long, fed = engine.submit(counting(LONG, 2)), [0]
@@ -127,7 +127,7 @@ def test_a_very_long_prompt_goes_on_beside_ever_more_short_ones(
 def test_short_prompts_beside_a_very_long_one_share_what_is_left_of_a_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scheduler, "_VERY_LONG", 1)
+    monkeypatch.setattr(filling, "_VERY_LONG", 1)
     engine = small_engine(prompt_tokens=32)
     runs = writers(engine, 1)
     long = engine.submit(counting(LONG, 2))
@@ -188,7 +188,7 @@ def test_a_run_that_comes_while_a_very_long_prompt_is_read_waits_for_a_part_of_i
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also while no row writes: each pass reads as much as fits, and one more run may take part in the next."""
-    monkeypatch.setattr(scheduler, "_VERY_LONG", 2)
+    monkeypatch.setattr(filling, "_VERY_LONG", 2)
     engine = small_engine(max_tokens_per_pass=20)
     long = engine.submit(counting(LONG, 2))
     engine.step()
@@ -270,11 +270,11 @@ def test_prompts_that_come_at_once_wait_for_few_others(alone: int | None, in_fir
 
 def test_crowds_have_parts_that_recordings_have_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside more rows than those of long passes have, parts are as short as without experts, but where another size was asked for."""
-    monkeypatch.setattr(scheduler, "MOST_ROWS_BESIDE", 3)
+    monkeypatch.setattr(filling, "MOST_ROWS_BESIDE", 3)
     sizes = []
     for count, is_asked in ((3, False), (4, False), (4, True)):
         engine = small_engine(prompt_tokens=32)
-        own = engine._scheduler
+        own = engine._scheduler.filling
         assert own.prompt_tokens_of_crowds == 32
         own.prompt_tokens_of_crowds = 32 if is_asked else 16
         runs = writers(engine, count)
@@ -290,10 +290,10 @@ def test_with_experts_a_pass_has_as_many_prompts_as_fit() -> None:
     """It reads all experts, whichever few of them a token goes through."""
     models = tiny_models()
     for name, beside, alone in (("qwen3", 512, 2048), ("qwen3_moe", 1024, 8192)):
-        own = Engine.load(models[name](), memory_tokens=64)._scheduler
+        own = Engine.load(models[name](), memory_tokens=64)._scheduler.filling
         assert (own.prompt_tokens, own.prompt_tokens_alone) == (beside, alone), name
         assert own.prompt_tokens_of_crowds == 512
-    own = small_engine(max_tokens_per_pass=100)._scheduler
+    own = small_engine(max_tokens_per_pass=100)._scheduler.filling
     assert (own.prompt_tokens, own.prompt_tokens_alone) == (100, 100)
     assert experts_of_a_token(SimpleNamespace(num_experts_per_tok=0)) is None
 

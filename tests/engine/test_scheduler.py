@@ -16,6 +16,7 @@ from manyhands.cache.pages import PagePool
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
+from manyhands.engine.filling import Filling
 from manyhands.engine.run import Run
 from manyhands.engine.scheduler import Scheduler
 from manyhands.errors import (
@@ -577,7 +578,7 @@ def test_a_pass_asks_once_for_everybody() -> None:
         asked.append(len(step.rows))
         return tuple(range(len(step.rows)))
 
-    scheduler = Scheduler(predict, PagePool(8), 100)
+    scheduler = Scheduler(predict, PagePool(8), Filling(100))
     runs: list[Run] = [scheduler.submit(counting((1,), size)) for size in (1, 3, 2)]
     while scheduler.step():
         pass
@@ -591,7 +592,7 @@ def test_events_come_without_a_pass() -> None:
             yield Event(count)
         return Answer(text="")
 
-    scheduler = Scheduler(lambda step: (), PagePool(1), 1)
+    scheduler = Scheduler(lambda step: (), PagePool(1), Filling(1))
     assert [event.forward_pass for event in scheduler.submit(chatty()).events] == [0, 1, 2]
     assert not scheduler.step()
 

@@ -20,7 +20,8 @@ from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
-from manyhands.engine import scheduler as scheduler_module
+from manyhands.engine import filling
+from manyhands.engine.filling import Filling
 from manyhands.engine.run import Run, RunState
 from manyhands.engine.scheduler import Scheduler
 from manyhands.errors import OutOfMemory
@@ -84,7 +85,9 @@ def calls_of(work: Callable[[], object]) -> Counter[str]:
 
 def with_waiting(num_running: int, num_waiting: int) -> Scheduler:
     """Runs that fill the memory with their reservations, and others that wait for it."""
-    scheduler = Scheduler(predict, PagePool(num_running), 10_000, rebuild=lambda past, blocks: None)
+    scheduler = Scheduler(
+        predict, PagePool(num_running), Filling(10_000), rebuild=lambda past, blocks: None
+    )
     for _ in range(num_running + num_waiting):
         scheduler.submit(decoding(Reserve(0, 1)))
     scheduler.step()
@@ -97,7 +100,7 @@ def with_crowd(num_running: int, overcommit: float = 1.0) -> Scheduler:
     """Runs of which 8 take part in a pass. With `overcommit` most are preemptible."""
     rebuild = (lambda past, blocks: None) if overcommit > 1 else None
     pool = PagePool(1000)
-    scheduler = Scheduler(predict, pool, 8, rebuild=rebuild, overcommit=overcommit)
+    scheduler = Scheduler(predict, pool, Filling(8), rebuild=rebuild, overcommit=overcommit)
     for _ in range(num_running):
         scheduler.submit(decoding(Reserve(0, 4)))
     for _ in range(num_running):
@@ -108,7 +111,9 @@ def with_crowd(num_running: int, overcommit: float = 1.0) -> Scheduler:
 def with_preempted(num_preempted: int) -> Scheduler:
     """Eight that run, and others that have been preempted, for which there is no room."""
     pool = PagePool(1000)
-    scheduler = Scheduler(predict, pool, 10_000, rebuild=lambda past, blocks: None, overcommit=4)
+    scheduler = Scheduler(
+        predict, pool, Filling(10_000), rebuild=lambda past, blocks: None, overcommit=4
+    )
     for _ in range(8 + num_preempted):
         scheduler.submit(decoding())
     scheduler.step()
@@ -134,11 +139,11 @@ def reading(size: int) -> Strategy:
 
 def with_prompts(num_prompts: int, *, num_last: int = 0) -> Scheduler:
     """Rows that write, prompts of which none ends soon, and others that write and came behind these."""
-    scheduler = Scheduler(predict, PagePool(1000), 10_000, prompt_tokens=16)
+    scheduler = Scheduler(predict, PagePool(1000), Filling(10_000, prompt_tokens=16))
     for _ in range(8):
         scheduler.submit(decoding())
     scheduler.step()
-    for _ in range(scheduler_module._MOST_PROMPTS + num_prompts):
+    for _ in range(filling._MOST_PROMPTS + num_prompts):
         scheduler.submit(reading(200))
     for _ in range(num_last):
         scheduler.submit(decoding())
@@ -173,8 +178,8 @@ def test_rows_that_write_behind_many_prompts_stand_in_every_pass() -> None:
 
 def test_every_prompt_of_many_has_its_turn() -> None:
     """The oldest first, and each goes on writing in every pass from then on."""
-    scheduler = Scheduler(predict, PagePool(1000), 10_000, prompt_tokens=64)
-    runs = [scheduler.submit(reading(40)) for _ in range(2 * scheduler_module._MOST_PROMPTS)]
+    scheduler = Scheduler(predict, PagePool(1000), Filling(10_000, prompt_tokens=64))
+    runs = [scheduler.submit(reading(40)) for _ in range(2 * filling._MOST_PROMPTS)]
     runs.insert(0, scheduler.submit(decoding()))
     ends: list[Run] = []
     while len(ends) < len(runs):

@@ -27,6 +27,7 @@ from manyhands.cache.pages import PagePool
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
+from manyhands.engine.filling import Filling
 from manyhands.engine.passes import Passes
 from manyhands.engine.run import Run
 from manyhands.engine.scheduler import Scheduler
@@ -58,7 +59,7 @@ def predict(step: Step) -> tuple[int, ...]:
 
 def scheduler(predict: Callable[[Step], tuple[int, ...]] = predict) -> Scheduler:
     """A stand-in for an engine: no network, the same contract."""
-    return Scheduler(predict, PagePool(100), 10_000)
+    return Scheduler(predict, PagePool(100), Filling(10_000))
 
 
 def endless() -> Strategy:
@@ -989,6 +990,7 @@ from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.scheduler import Scheduler
 from manyhands.engine.service import Service
+from manyhands.engine.filling import Filling
 from manyhands.strategies.events import TokenWritten
 
 def endless():
@@ -997,7 +999,7 @@ def endless():
         feed = yield Step([Row(view, feed)])
         yield TokenWritten(1, 0, feed[0], "")
 
-service = Service(Scheduler(lambda step: (1,) * len(step.rows), PagePool(9), 99))
+service = Service(Scheduler(lambda step: (1,) * len(step.rows), PagePool(9), Filling(99)))
 next(iter(service.submit(endless())))
 print("leaving")
 """
@@ -1126,7 +1128,7 @@ def test_a_watcher_is_called_when_there_is_news_and_not_for_each_run() -> None:
 
 def test_the_load_is_told() -> None:
     pool = PagePool(100)
-    with Service(Scheduler(predict, pool, 10_000), max_live=2) as service:
+    with Service(Scheduler(predict, pool, Filling(10_000)), max_live=2) as service:
         assert service.load.seconds_since_pass is None
         handles = [service.submit(endless()) for _ in range(5)]
         begun(handles[0])

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
 from manyhands.cache.step import Step
+from manyhands.engine.filling import Filling
 from manyhands.engine.scheduler import Scheduler
 from manyhands.errors import ManyhandsError
 from manyhands.evaluation.candidates import Answered, Asked
@@ -137,7 +138,7 @@ def engine(said: str = "So \\boxed{2}") -> Scheduler:
             chosen.append(line[at] if at < len(line) else end)
         return tuple(chosen)
 
-    return Scheduler(predict, PagePool(1000), 8192)
+    return Scheduler(predict, PagePool(1000), Filling(8192))
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from manyhands.cache.pages import PagePool
 from manyhands.cache.prefixes import PrefixTree
 from manyhands.cache.step import Step
 from manyhands.cache.usage import Usage
+from manyhands.engine.filling import Filling
 from manyhands.engine.scheduler import Scheduler
 from manyhands.engine.service import Service
 from manyhands.prompts.load import Prompts
@@ -116,7 +117,7 @@ def make_house(
     """A house; with a `seed`, two requests that name none and say the same are answered alike."""
     model = model or Model()
     bounds = Limits(**{"run_events": max_events, **limits})
-    engine = Scheduler(model.predict, model.pool, 10_000, usage_of_each)
+    engine = Scheduler(model.predict, model.pool, Filling(10_000), usage_of_each)
     service = Service(
         engine,
         max_live=bounds.live_runs,

@@ -3,7 +3,8 @@
     engine.py        the engine as everything above talks to it; one_thread.py and one_process.py: the only thread and process inside
     service.py       an engine in a thread of its own, for callers in any thread
     loop.py          the one loop that drives runs
-    scheduler.py     the rows of all live runs as one pass; run.py: one run and its state; inbox.py: words said to it
+    scheduler.py     the rows of all live runs as one pass; filling.py: which of them, and how much of a prompt
+    run.py           one run and its state; inbox.py: words said to it
     preemption.py    runs that leave memory for a while; past.py: what such a run was fed; rebuild.py: its keys, made again
     restore.py       a run that goes on from its trace
     lookahead.py     the next pass of several runs, begun while this one is made

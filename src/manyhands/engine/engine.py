@@ -40,6 +40,7 @@ from manyhands.cache.step import Step
 from manyhands.cache.tally import TallyBook
 from manyhands.cache.usage import Usage, usage_of, usage_of_each
 from manyhands.engine.executor import Executor, ModelFacts
+from manyhands.engine.filling import Filling
 from manyhands.engine.local_executor import LocalExecutor
 from manyhands.engine.lookahead import Ahead, Begun, Lookahead
 from manyhands.engine.loop import run_passes
@@ -159,23 +160,28 @@ class Engine(OfOneProcess):
         self._scheduler = Scheduler(
             self._predict,
             self.pool,
-            self.settings.max_tokens_per_pass,
+            self._filling(),
             self._usage_of_each,
             rebuild=self._rebuild,
             # Keys are made again from unrounded ones: where they are rounded, a run that left would not come back as it was.
             # So runs that reserve stay.
             overcommit=1.0 if self.settings.kv_cache_dtype == "int8" else self.settings.overcommit,
             reserved_stay=self.settings.kv_cache_dtype == "int8",
-            prompt_tokens=self._prompt_tokens(),
-            prompt_tokens_of_crowds=self.settings.prompt_tokens or PROMPT_TOKENS,
-            prompt_tokens_alone=self._prompt_tokens_alone(),
-            tokens_at_once=self.executor.tokens_at_once,
             is_known=self._is_known if self._speculation is not None else None,
             lookahead=self._lookahead,
             check=self._check_whole,
             is_fetching=lambda: self.shelving is not None and self.shelving.is_fetching,
         )
         self.inside = self._scheduler.inside
+
+    def _filling(self) -> Filling:
+        return Filling(
+            self.settings.max_tokens_per_pass,
+            prompt_tokens=self._prompt_tokens(),
+            prompt_tokens_of_crowds=self.settings.prompt_tokens or PROMPT_TOKENS,
+            prompt_tokens_alone=self._prompt_tokens_alone(),
+            tokens_at_once=self.executor.tokens_at_once,
+        )
 
     def _prompt_tokens(self) -> int:
         """Rows that write wait for these; but with experts a pass of twice as many is hardly longer, since both read all weights."""

@@ -7,10 +7,7 @@ sent is what it would be sent alone, and what goes wrong in one ends that one.
 Every run is in the queue of its state (`engine/run.py`):
 
     WAITING    first come, first admitted
-    RUNNING    takes turns: a run that did not fit in a pass is at the front of the next. Beside rows that
-               write, the prompts of others are fed in parts of `prompt_tokens`; where none writes, whole ones, up to
-               `prompt_tokens_alone` in a pass, or a part of a long one. They go one after the other, but a very long
-               one goes on by a part of each pass and others pass it by: a question does not wait for a book
+    RUNNING    takes turns (`engine/filling.py`): a run that did not fit in a pass is at the front of the next
     BLOCKED    admitted, and asks for memory again: looked at before each pass
     PREEMPTED  the oldest comes back first (`engine/preemption.py`)
 
@@ -38,19 +35,19 @@ from itertools import chain
 from types import CodeType
 
 from manyhands.cache.block import Block
-from manyhands.cache.chunks import first_part, without
+from manyhands.cache.chunks import without
 from manyhands.cache.logprobs import part_of
 from manyhands.cache.pages import PagePool
 from manyhands.cache.sheets import ShelfCounts
 from manyhands.cache.step import Step
 from manyhands.cache.usage import Usage
+from manyhands.engine.filling import Filling, Ready, num_tokens_of
 from manyhands.engine.lookahead import Expected, Lookahead, those_that_write
 from manyhands.engine.one_thread import OneThread
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.preemption import Preemption, Rebuild
 from manyhands.engine.run import Run, RunState, new_queues
 from manyhands.errors import InvalidRequest, ManyhandsError, OutOfMemory, RanksFailed, counted
-from manyhands.model.settings import MOST_ROWS_BESIDE
 from manyhands.strategies.base import Reserve, Strategy
 from manyhands.strategies.events import Admitted
 
@@ -59,12 +56,6 @@ __all__ = ["Run", "RunState", "Scheduler"]
 # Of a run: its request and what of it was fed, the passes before this one, the tokens of this one, and what
 # the run has used with it.
 _Untold = tuple[Run, Step, Step, int, tuple[int, ...], Usage]
-# One of so many parts of `prompt_tokens`: by a quarter of them a prompt goes on at least, whatever stands beside it.
-_LEAST_PART = 4
-_MOST_PROMPTS = 64  # the oldest of those that wait, of which some are fed
-# Times `prompt_tokens`, beyond which a prompt is passed by those that come behind it.
-_VERY_LONG = 16
-_Ready = tuple[Run, Step]  # a run, and what of its step is fed
 # A pass is begun ahead while so much of the last ones went on as expected, about so many of them; and taken up
 # if so much of it was asked for. Where rows are fed in vain, their runs wait for one pass.
 _STEADY, _PASSES_REMEMBERED, _WORTH_IT = 0.75, 16, 0.5
@@ -83,26 +74,18 @@ class Scheduler:
         self,
         predict: Callable[[Step], tuple[int, ...]],
         pool: PagePool,
-        max_tokens_per_pass: int,
+        filling: Filling,
         usage_of_each: Callable[[Sequence[Step]], Sequence[Usage]] | None = None,
         *,
         rebuild: Rebuild | None = None,
         overcommit: float = 1.0,
         reserved_stay: bool = False,
-        prompt_tokens: int | None = None,
-        prompt_tokens_of_crowds: int | None = None,
-        prompt_tokens_alone: int | None = None,
-        tokens_at_once: Callable[[int], int] = lambda num_tokens: num_tokens,
         is_known: Callable[[Step], bool] | None = None,
         lookahead: Lookahead | None = None,
         check: Callable[[Step], None] | None = None,
         is_fetching: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`prompt_tokens` and `prompt_tokens_alone`: see `ModelSettings`; None: steps are fed whole, and as many as fit.
-
-        `prompt_tokens_of_crowds`: the former beside more than `MOST_ROWS_BESIDE` rows; None: the same.
-        `tokens_at_once`: how many of the tokens of a prompt, while no row writes, one pass is fed; a pass has room for them in any case.
-        `is_known`: whether `predict` answers a step without a pass (`engine/speculation.py`); None: it never does.
+        """`is_known`: whether `predict` answers a step without a pass (`engine/speculation.py`); None: it never does.
         `lookahead`: `predict` asks for the `expected` steps of the next pass and begins it; None: it does not.
         `check`: raises for a step that cannot be fed whole, before its first part is; None: `predict` alone says so.
         `is_fetching`: whether runs wait for blocks that no pass writes (`engine/shelving.py`), and so are not at an end without one.
@@ -118,16 +101,7 @@ class Scheduler:
         self.check = check
         self.is_fetching = is_fetching
         self.pool = pool
-        self.max_tokens_per_pass = max_tokens_per_pass
-        self.prompt_tokens = min(prompt_tokens or max_tokens_per_pass, max_tokens_per_pass)
-        self.prompt_tokens_of_crowds = min(
-            prompt_tokens_of_crowds or self.prompt_tokens, self.prompt_tokens
-        )
-        self.prompt_tokens_alone = min(
-            prompt_tokens_alone or max_tokens_per_pass, max_tokens_per_pass
-        )
-        self.tokens_at_once = tokens_at_once
-        self._least_part = -(-self.prompt_tokens // _LEAST_PART)
+        self.filling = filling
         self.usage_of_each = usage_of_each
         self._num_passes = 0
         queues = new_queues()
@@ -140,7 +114,7 @@ class Scheduler:
         self._preempted = queues[RunState.PREEMPTED]
         self._done = queues[RunState.DONE]  # until they are swept
         self._queues = queues
-        self._asked: Sequence[_Ready] | None = None  # by the pass that goes on
+        self._asked: Sequence[Ready] | None = None  # by the pass that goes on
         self._untold: deque[_Untold] = deque()  # chosen, and not sent yet
         self._cancelled: list[Run] = []  # while they were fed: until the pass is over
         # Steps that were told, held until the device works: to let go of all views of a team takes time.
@@ -276,7 +250,7 @@ class Scheduler:
             self.cancel(self._cancelled[-1])
             self._cancelled.pop()
 
-    def _gather(self) -> list[_Ready]:
+    def _gather(self) -> list[Ready]:
         """Running ones up to the size of a pass. The rest keeps its place at the front.
 
         Runs whose tokens are known already go on by themselves, until they need a pass like the others.
@@ -284,73 +258,21 @@ class Scheduler:
         if self.is_known is not None and (known := self._known(self.is_known)):
             return known
         steps = ((run, run.request) for run in self._running if isinstance(run.request, Step))
-        ready, is_full = self._fitting(steps)
+        ready, is_full = self.filling.fitting(steps, self._running, self._num_passes)
         self._take_part(ready)
         for run, fed in ready if is_full else ():
             if fed is run.request:  # else its turn is not over: prompts in turns would all end last
                 self._running.move_to_end(run)
         return ready
 
-    def _take_part(self, ready: Iterable[_Ready]) -> None:
+    def _take_part(self, ready: Iterable[Ready]) -> None:
         """Runs that were never in a pass are admitted."""
         for run, _ in ready:
             if run.age is None:
                 run.happened(Admitted)
                 self.preemption.admit(run)
 
-    def _fitting(self, steps: Iterable[_Ready]) -> tuple[list[_Ready], bool]:
-        """The part of these steps, taken in order, that fits into one pass; and whether it is full.
-
-        However many prompts wait, rows that write stand in every pass, and leave room for a part of one.
-        """
-        ready: list[_Ready] = []
-        prompts: list[_Ready] = []  # that may have to be fed in parts
-        new: list[_Ready] = []  # of both, in order, those that have written nothing yet
-        num_tokens = queued = 0
-        is_full = are_enough = False
-        unbegun = self._running.unbegun  # thousands of them may wait
-        num_others = len(self._running) - len(unbegun)
-        for run, step in steps:
-            if run not in unbegun:
-                num_others -= 1
-            elif are_enough and num_others:
-                continue
-            elif are_enough:
-                break
-            size = _num_tokens(step)
-            beside = size - len(step.rows)
-            in_front = num_tokens + (0 if run.num_passes else queued)
-            is_long = beside > 0 and in_front + beside > self._most_of_pass(num_tokens)
-            if is_long and len(prompts) == _MOST_PROMPTS:
-                continue
-            if is_long:
-                prompts.append((run, step))
-                # Short prompts that come behind it wait for their turns, but not for that of a very long one.
-                queued += 0 if self._is_very_long(step) else min(beside, self.prompt_tokens)
-                are_enough = len(prompts) == _MOST_PROMPTS and queued >= self.prompt_tokens
-            else:
-                room = self.max_tokens_per_pass - (self._least_part if prompts else 0)
-                if ready and num_tokens + size > room:
-                    is_full = True
-                    break
-                ready.append((run, step))
-                num_tokens += size
-            if is_long or (beside > 0 and not run.num_passes):
-                new.append((run, step))
-        if not prompts:
-            return ready, is_full
-        is_none_long = max(_num_tokens(step) for _, step in new) <= self.prompt_tokens_alone
-        if len(new) == len(ready) + len(prompts) and is_none_long:
-            return self._prompts(new, num_writing=0), is_full
-        # Runs in front of the first prompt were taken before it was seen. One that leaves no room alone takes turns with prompts.
-        while ready and num_tokens + self._least_part > self.max_tokens_per_pass:
-            if len(ready) == 1 and self._num_passes % 2:
-                break
-            num_tokens -= _num_tokens(ready.pop()[1])
-            is_full = True
-        return ready + self._prompts(prompts, num_writing=num_tokens), is_full
-
-    def _going_on(self) -> list[_Ready]:
+    def _going_on(self) -> list[Ready]:
         """The runs whose next step was expected, and what of it the pass that was begun feeds.
 
         None of them, where too few are left: then all take part in a pass of their own.
@@ -358,7 +280,7 @@ class Scheduler:
         lookahead, expected, self._expected = self.lookahead, self._expected, []
         if lookahead is None or not lookahead.num_rows:
             return []
-        ready: list[_Ready] = []
+        ready: list[Ready] = []
         num_rows = 0
         for reference in expected:
             run = reference()
@@ -412,7 +334,9 @@ class Scheduler:
         for run, fed in self._asked:
             next_steps[run] = _next_of(run, fed, first)
             first += len(fed.rows)
-        ready, is_full = self._fitting(self._expected_of(next_steps))
+        ready, is_full = self.filling.fitting(
+            self._expected_of(next_steps), self._running, self._num_passes
+        )
         if is_full:
             return []
         self._take_part(ready)
@@ -423,7 +347,7 @@ class Scheduler:
             for known, (_, step) in zip(found, ready, strict=True)
         ]
 
-    def _expected_of(self, next_steps: Mapping[Run, Expected | None]) -> Iterator[_Ready]:
+    def _expected_of(self, next_steps: Mapping[Run, Expected | None]) -> Iterator[Ready]:
         """The next steps of these runs, as far as they are known, and the steps of all others, in their turns."""
         for run in self._running:
             if run in next_steps:
@@ -432,59 +356,14 @@ class Scheduler:
             elif isinstance(run.request, Step):
                 yield run, run.request
 
-    def _known(self, is_known: Callable[[Step], bool]) -> list[_Ready]:
+    def _known(self, is_known: Callable[[Step], bool]) -> list[Ready]:
         return [
             (run, run.request)
             for run in self._running
             if isinstance(run.request, Step) and is_known(run.request)
         ]
 
-    def _prompts(self, prompts: list[_Ready], *, num_writing: int) -> list[_Ready]:
-        """The parts of these prompts, the oldest run's first, that are fed in this pass.
-
-        Beside rows that write they make the pass as long as `prompt_tokens`, together with what the others feed: a pass of a
-        little more would take as long as one of half as much again. Else whole ones have as many tokens as `prompt_tokens_alone`, but
-        for the first: a larger pass is hardly faster a token, and all that are in it wait for the last one. A long one is fed in
-        parts then, too: a run that comes or is cancelled meanwhile waits for a part.
-        Where a very long one stands in front, it has a least part, and the others take their turns as if it were not there.
-        """
-        others = [prompt for prompt in prompts if not self._is_very_long(prompt[1])]
-        oldest = prompts[0] if others and others[0] is not prompts[0] else None
-        of_oldest = 0
-        if oldest is not None:
-            prompts, of_oldest = others, self._least_part
-        if num_writing:
-            room = max(self._most_of_pass(num_writing) - num_writing - of_oldest, self._least_part)
-        else:
-            first = _num_tokens(prompts[0][1])
-            room = self.tokens_at_once(first)
-            if room == first:
-                room = max(room, self.prompt_tokens_alone)
-        room = min(room, self.max_tokens_per_pass - num_writing - of_oldest)
-        fed: list[_Ready] = []
-        for run, step in prompts:
-            is_enough = room < self._least_part or (not num_writing and _num_tokens(step) > room)
-            if room <= 0 or (fed and is_enough):
-                break
-            part = first_part(step, room) or step
-            fed.append((run, part))
-            room -= _num_tokens(part)
-        if oldest is not None:
-            run, step = oldest
-            size = of_oldest if num_writing else of_oldest + max(0, room)
-            fed.append((run, first_part(step, size) or step))
-        return fed
-
-    def _most_of_pass(self, num_writing: int) -> int:
-        """Tokens of a pass with prompts beside so many that rows write."""
-        is_crowd = num_writing > MOST_ROWS_BESIDE
-        return self.prompt_tokens_of_crowds if is_crowd else self.prompt_tokens
-
-    def _is_very_long(self, step: Step) -> bool:
-        """Whether a step feeds so much that others would wait for long."""
-        return _num_tokens(step) > _VERY_LONG * self.prompt_tokens
-
-    def _answer(self, ready: Sequence[_Ready]) -> None:
+    def _answer(self, ready: Sequence[Ready]) -> None:
         """One pass for them. Where memory does not suffice, the youngest preemptible run leaves; if there is none, one that holds
         more than it has reserved ends.
         """
@@ -519,7 +398,7 @@ class Scheduler:
                 self._answer([each] if each[0].state is RunState.RUNNING else [])
 
     def _beyond_their_bounds(
-        self, ready: Sequence[_Ready], told: Sequence[Run]
+        self, ready: Sequence[Ready], told: Sequence[Run]
     ) -> list[tuple[Run, int]]:
         """Runs but those `told` that hold more tokens than they have reserved, and how many.
 
@@ -527,7 +406,7 @@ class Scheduler:
         """
         size = self.pool.page_size
         if not any(
-            self._num_held(step) + _num_tokens(step) <= run.reserved_pages * size
+            self._num_held(step) + num_tokens_of(step) <= run.reserved_pages * size
             for run, step in ready
         ):
             return []
@@ -540,7 +419,7 @@ class Scheduler:
         blocks = {block for row in step.rows for block in row.view.blocks}
         return sum(block.num_tokens for block in blocks if not self.pool.is_kept(block))
 
-    def _is_one_too_large(self, ready: Sequence[_Ready]) -> bool:
+    def _is_one_too_large(self, ready: Sequence[Ready]) -> bool:
         """Whether the whole step of one of these needs more than all of the memory."""
         size, most = self.pool.page_size, self.pool.num_pages
         return any(run.step and run.step.num_pages_at_least(size) > most for run, _ in ready)
@@ -553,7 +432,7 @@ class Scheduler:
             return True
         return self.preemption.preempt()
 
-    def _pass(self, ready: Sequence[_Ready]) -> None:
+    def _pass(self, ready: Sequence[Ready]) -> None:
         """One forward pass over the rows of all of them; their tokens wait to be told."""
         if self.check is not None:
             for run, fed in ready:
@@ -695,11 +574,6 @@ class Scheduler:
 _RUN_STRATEGIES = tuple(
     method.__code__ for method in (Scheduler.step, Scheduler.submit, Scheduler.cancel)
 )
-
-
-def _num_tokens(step: Step) -> int:
-    """The tokens that a step feeds."""
-    return sum([len(row.feed) for row in step.rows])
 
 
 def _next_of(run: Run, fed: Step, first: int) -> Expected | None:
