@@ -26,7 +26,7 @@ from manyhands.cache.pages import Move
 from manyhands.cache.plan import Plan
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
-from manyhands.engine import lookahead, preemption, run, scheduler
+from manyhands.engine import filling, lookahead, preemption, run, scheduler
 from manyhands.engine.engine import Engine
 from manyhands.engine.executor import ModelFacts
 from manyhands.engine.lookahead import KNOWN, Ahead
@@ -521,7 +521,7 @@ def test_an_interrupt_while_passes_are_begun_ahead_changes_no_token(
 
 # -- queues and ledgers ------------------------------------------------------------------------------
 
-WATCHED_ACCOUNTS = {str(module.__file__) for module in (preemption, run, scheduler)}
+WATCHED_ACCOUNTS = {str(module.__file__) for module in (filling, preemption, run, scheduler)}
 WATCHED_PAGES = {pages.PagePool.evict.__code__, pages.PagePool.bring_back.__code__}
 
 
