@@ -15,7 +15,19 @@ from benchmarks.results import RESULTS, ROOT
 from benchmarks.shapes import SHAPES
 
 NOTHING_YET = "Not measured yet."
-PAGES = ("performance.md", "performance_history.md")  # of docs/; together they have every table
+# Of docs/; together they have every table. The first one says how fast it is, and the others how its figures came about.
+PAGE = "performance.md"
+PAGES = (
+    PAGE,
+    "performance_life.md",
+    "performance_lockstep.md",
+    "performance_prompts.md",
+    "performance_long_histories.md",
+    "performance_attention.md",
+    "performance_layers.md",
+    "performance_vllm.md",
+    "performance_evidence.md",
+)
 PLOTS = ROOT / "docs" / "plots"
 Result = dict[str, Any]
 

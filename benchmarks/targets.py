@@ -15,8 +15,6 @@ from benchmarks import gpu_tables, performance
 from benchmarks.performance import Result
 from benchmarks.shapes import SHAPES
 
-_PAGE, _HISTORY = performance.PAGES
-
 
 @dataclass(frozen=True)
 class Target:
@@ -229,9 +227,15 @@ def _targets() -> list[Target]:
     def at_least(limit: float) -> Callable[[float], bool]:
         return lambda value: value >= limit
 
-    lockstep, attention = f"{_HISTORY}#lockstep", f"{_HISTORY}#attention-in-turns"
-    long, four = f"{_HISTORY}#long-histories", f"{_HISTORY}#four-bits-in-turns"
-    starts, two = f"{_HISTORY}#starts", "scale.md#measured-on-two-gpus"
+    lockstep, attention = (
+        "performance_lockstep.md#lockstep",
+        "performance_attention.md#attention-in-turns",
+    )
+    long, four = (
+        "performance_long_histories.md#long-histories",
+        "performance_layers.md#four-bits-in-turns",
+    )
+    starts, two = "performance_prompts.md#starts", "scale.md#measured-on-two-gpus"
     qwq = "QwQ-32B shapes, bfloat16, 4 workers, 16 k"
     completions = "CodeLlama-7b shapes, 1 024 completions of 128 tokens"
     grid = ("1024 2048 128", "2048 4096 128", "4096 8192 256")
@@ -377,7 +381,7 @@ def _targets() -> list[Target]:
             _same_answers,
             "{:.1%}",
             at_least(0.99),
-            f"{_PAGE}#long-histories-and-keys-in-eight-bits",
+            f"{performance.PAGE}#long-histories-and-keys-in-eight-bits",
         ),
         Target(
             "QwQ-32B shapes, four bits, 4 workers, 1 k: ms per pass",
@@ -429,7 +433,7 @@ def _targets() -> list[Target]:
             _loaded,
             "{:.1f}",
             at_least(5),
-            f"{_HISTORY}#prompts-from-disk",
+            "performance_prompts.md#prompts-from-disk",
         ),
     ]
 
@@ -449,7 +453,7 @@ def _life_targets() -> list[LifeTarget]:
             ours,
             shown,
             lambda value: (least is None or value >= least) and (most is None or value <= most),
-            f"{_HISTORY}#{'ragged-rows' if 'ragged' in situation else 'life-in-turns'}",
+            f"performance_life.md#{'ragged-rows' if 'ragged' in situation else 'life-in-turns'}",
         )
 
     mix, crowd = "10 teams, 3 x 32 samples, 32 lone", "32 teams of 4, come and go"

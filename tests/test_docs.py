@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import typer
 
+from benchmarks import performance
 from manyhands.cli import app
 from manyhands.strategies.methods import METHODS
 from manyhands.tasks.catalogue import TASKS
@@ -29,7 +30,11 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "manyhands"
 _RUN = ("tutorial.md", "how_to_add.md", "conversations.md", "sampling.md")
 RUN = [ROOT / "docs" / name for name in _RUN]
-_OF_TODAY = ("log", "performance", "performance_history", "how_to_add")  # pages that list what was
+_OF_TODAY = (
+    "log",
+    "how_to_add",
+    *(Path(page).stem for page in performance.PAGES),
+)  # pages that list what was
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 NAMES_OF_PAGES = [str(page.relative_to(ROOT)) for page in PAGES]
 

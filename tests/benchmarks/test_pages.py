@@ -41,7 +41,7 @@ def test_figures_of_the_first_page_stand_in_tables() -> None:
     assert claimed(PAGES[0]) == []
     assert "not committed" not in PAGES[0]
     assert len(claimed("4.41 ms, 3 %, 10 MB, 128 tokens, since 4098b82, `a/b.py`, defaced")) == 4
-    assert len(claimed(PAGES[1])) > 100, "control"
+    assert min(len(claimed(page)) for page in PAGES[1:]) > 10, "control"
 
 
 def test_the_first_page_begins_with_words_and_a_small_table() -> None:

@@ -14,7 +14,7 @@ more; what is kept of older sums stands beside them. While one tile is summed up
 an item's sums are stored, the scores of the next item are.
 
 Shared memory has room for two tiles beside the queries, so the matrix units wait while exponentials are taken: a third tile would be
-needed to score ahead of that (docs/performance_history.md, "Latents").
+needed to score ahead of that (docs/performance_layers.md, "Latents").
 
 Items are those of `attend.py`, with parts of the query heads in the place of key/value heads, and so is what they leave.
 Items with fewer rows have padding: reading a tile takes longer than the products of 64 rows.

@@ -175,7 +175,7 @@ def _skinny(
 def choose_tiles(
     tokens: int, outputs: int, inputs: int, device: torch.device, *, gated: bool = False
 ) -> Tiles:
-    """The tiles that were fastest in passes of whole networks on an H200 (docs/performance_history.md), by its processors.
+    """The tiles that were fastest in passes of whole networks on an H200 (docs/performance_layers.md), by its processors.
 
     With many tiles of outputs, programs hide each other's waiting. With few, there is one program a
     processor, which must have more on its way; long inputs are shared among several. Parts do not depend on the number
