@@ -71,7 +71,7 @@ class Fleet:
         self.replicas = {name: ServedReplica(make, name=name) for name in ("aaaaaaaa", "bbbbbbbb")}
         self.asked: list[tuple[str, Forwarded]] = []
         self.deaths: list[int | None] = []
-        self.differing = differing  # what of each replica is not as it is here
+        self.differing = differing  # fields of `Installed`, by replica
 
     def ask(self, asked: Forwarded) -> Pieces:
         name = asked.replica if asked.replica in self.replicas else next(iter(self.replicas))

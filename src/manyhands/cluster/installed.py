@@ -40,7 +40,7 @@ class Installed:
 
 
 def installed_here(mark: str, place: Mapping[str, Any]) -> Installed:
-    """Those of the replica `mark` in this process; `place` is that of its traces (`Served.place`)."""
+    """Distributions and weights of this process, which is the replica `mark`; `place` is that of its traces (`Served.place`)."""
     facts = {name: str(place[name]) for name in _EQUAL if name in place}
     facts |= {name: str(version) for name, version in place.get("versions", {}).items()}
     methods = {name: METHODS.place(name) for name in METHODS.working() if name not in METHODS.rows}
