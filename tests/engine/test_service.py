@@ -1165,11 +1165,11 @@ def test_an_idle_service_looks_for_garbage_once_and_one_that_works_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks: list[int] = []
+    num_live = [0]
     monkeypatch.setattr("manyhands.engine.service._IDLE", 0.05)
     monkeypatch.setattr(
         "manyhands.engine.service.collect_while_idle", lambda: looks.append(num_live[0])
     )
-    num_live = [0]
 
     def slow() -> Strategy:
         num_live[0] += 1

@@ -510,7 +510,7 @@ def test_a_disk_that_is_full_is_told_once_and_serving_goes_on(
 
 
 class SmallDisk:
-    """A disk of so many bytes, as it seems to who brings files to it. `num_others`: bytes of other programs."""
+    """A disk of so many bytes, as it seems to a program that brings files to it. `num_others`: bytes of other programs."""
 
     def __init__(self, folder: Path, num_bytes: int, patch: pytest.MonkeyPatch) -> None:
         self.folder, self.num_bytes, self.num_others = folder, num_bytes, 0

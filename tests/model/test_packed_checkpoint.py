@@ -292,9 +292,10 @@ def test_layers_that_are_left_as_they_are_and_groups_of_another_size(
         for part in packing.tensors:
             del tensors[f"{left}.{part}"]
             del tensors[f"{finer}.{part}"]
-        tensors[f"{left}.weight"] = torch.randn_like(adapter.model.get_submodule(left).weight)
-        adapter.model.get_submodule(left).weight.data = tensors[f"{left}.weight"].clone()
-        module = adapter.model.get_submodule(finer)
+        plain: Any = adapter.model.get_submodule(left)
+        tensors[f"{left}.weight"] = torch.randn_like(plain.weight)
+        plain.weight.data = tensors[f"{left}.weight"].clone()
+        module: Any = adapter.model.get_submodule(finer)
         layer = Int4Linear.from_weight(torch.randn_like(module.weight), None)
         repeat = layer.group // 32
         scales, zeros = (x.repeat_interleave(repeat, dim=0) for x in (layer.scales, layer.zeros))
