@@ -60,13 +60,16 @@ def test_traces_of_an_exam_are_kept_with_their_scores(exam: Cli, tmp_path: Path)
     folder = tmp_path / "out" / "arithmetic"
     assert [path.name for path in result_files(tmp_path / "out")] == ["team.jsonl"]
     assert result_files(folder) == [folder / "team.jsonl"]
-    records = read_results(folder / "team.jsonl").records
+    results = read_results(folder / "team.jsonl")
+    records = results.records
     assert len(list((folder / "traces" / "team").iterdir())) == len(records) == 3
     for each in records:
         trace = read_trace(folder / "traces" / "team" / f"{each.sample}.{each.repeat}.jsonl")
         assert trace.is_complete
         assert trace.score == each.value(6)
         assert len(trace.header["vocabulary"]) == 16
+        assert trace.header["fingerprint"] == results.header.fingerprint
+        assert set(trace.header["versions"]) == {"manyhands", "torch", "transformers"}
         assert trace.header["problem"] == each.question
 
 

@@ -86,7 +86,15 @@ def made_front(monkeypatch: pytest.MonkeyPatch, *options: str) -> tuple[Any, Any
     """The front that the command makes of these options, and what it says. No model is loaded."""
     engine = SimpleNamespace(
         about=[],
-        facts=SimpleNamespace(max_positions=512, is_on_gpu=False, vocab_size=1000, num_states=0),
+        facts=SimpleNamespace(
+            max_positions=512,
+            is_on_gpu=False,
+            vocab_size=1000,
+            num_states=0,
+            device="cpu",
+            dtype="float32",
+        ),
+        executor=SimpleNamespace(fingerprint=lambda: "of the weights"),
         prefixes=PrefixTree(),
     )
     fronts: list[Any] = []
@@ -103,6 +111,32 @@ def made_front(monkeypatch: pytest.MonkeyPatch, *options: str) -> tuple[Any, Any
     result = CliRunner().invoke(app, ["serve", "--port", "0", *options])
     assert result.exit_code == 0, result.output
     return fronts[0], result
+
+
+def test_traces_tell_with_what_their_runs_were_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As those of `solve --transcript` do, but for the folder of an adapter."""
+    folder = tmp_path / "polite"
+    folder.mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (folder / name).write_text("{}")
+    front, _ = made_front(monkeypatch, "--adapter", str(folder), "--load", "dummy")
+    told = dict(front.served.place)
+    assert set(told.pop("versions")) == {"manyhands", "torch", "transformers"}
+    assert told == {
+        "vocabulary": small_text().vocabulary,
+        "lora": "polite",
+        "weights": "dummy",
+        "quantise": "auto",
+        "kv_cache_dtype": "auto",
+        "fuse": "auto",
+        "thinking": "auto",
+        "device": "cpu",
+        "dtype": "float32",
+        "backend": "auto",
+        "fingerprint": "of the weights",
+    }
 
 
 def test_every_limit_is_that_of_its_option(monkeypatch: pytest.MonkeyPatch) -> None:

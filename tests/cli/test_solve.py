@@ -362,6 +362,7 @@ def test_a_transcript_is_a_whole_trace(solve: Cli, tmp_path: Path, model: Path) 
     assert header["problem"] == "1 + 2"
     assert header["context"] == CONTEXT
     assert set(header["versions"]) == {"manyhands", "torch", "transformers"}
+    assert len(header["fingerprint"]) == 32
     assert header["prompt"]["names"] == list(TeamPrompt().names)
 
 

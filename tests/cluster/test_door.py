@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,7 @@ from starlette.types import Message
 
 from manyhands.cluster.affinity import ranked
 from manyhands.cluster.forwarding import Begin, Forwarded
+from manyhands.cluster.installed import Installed
 from manyhands.cluster.serving import Door, ServedReplica
 from manyhands.errors import ServiceStopped
 from manyhands.schema.openai import CHAT
@@ -25,6 +28,7 @@ from manyhands.server.keys import Keys
 from manyhands.server.limits import Limits
 from manyhands.server.shapes import RUNS
 from manyhands.strategies.base import Answer
+from manyhands.strategies.methods import METHODS
 from tests.cluster.made import dice_front, door_of
 from tests.server.house import NAME, soon
 
@@ -62,11 +66,12 @@ class Pieces:
 class Fleet:
     """Replicas in this process, found as the router of Serve finds them. `deaths`: of answers to come."""
 
-    def __init__(self) -> None:
+    def __init__(self, **differing: Any) -> None:
         make = partial(dice_front, keys=(KEY, "another-key"))
         self.replicas = {name: ServedReplica(make, name=name) for name in ("aaaaaaaa", "bbbbbbbb")}
         self.asked: list[tuple[str, Forwarded]] = []
         self.deaths: list[int | None] = []
+        self.differing = differing  # fields of `Installed`, by replica
 
     def ask(self, asked: Forwarded) -> Pieces:
         name = asked.replica if asked.replica in self.replicas else next(iter(self.replicas))
@@ -79,15 +84,21 @@ class Fleet:
     def marks(self) -> list[str]:
         return [*self.replicas]
 
+    async def installed(self, mark: str | None) -> Installed:
+        name = mark if mark in self.replicas else next(iter(self.replicas))
+        assert name is not None
+        here = await self.replicas[name].installed(Forwarded("GET", "", b"", [], b""))
+        return replace(here, machine=f"host-{name[0]}", **self.differing.get(name, {}))
+
     def served_by(self) -> list[str]:
         found, self.asked = [name for name, _ in self.asked], []
         return found
 
 
 @contextmanager
-def opened() -> Iterator[tuple[httpx2.Client, Fleet, Door]]:
-    """A door to replicas in this process."""
-    fleet = Fleet()
+def opened(**differing: Any) -> Iterator[tuple[httpx2.Client, Fleet, Door]]:
+    """A door to replicas in this process. `differing`: in what they are not alike."""
+    fleet = Fleet(**differing)
     door = Door(fleet, Keys([KEY, "another-key"]), Limits())
     with door_of(door) as client:
         client.headers["Authorization"] = f"Bearer {KEY}"
@@ -182,6 +193,47 @@ def test_the_door() -> None:
         door.is_draining = True
         assert client.post(CHAT, json=chat("3+4?")).json()["error"]["code"] == "draining"
         assert client.get("/health").status_code == 200
+
+
+def test_a_method_that_a_replica_lacks_is_told_and_not_offered(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is there for some conversations. A replica that comes later is looked at, too."""
+    monkeypatch.setattr("manyhands.cluster.serving._COMPARE_SECONDS", 0.01)
+    more = METHODS.beside({"debate": replace(METHODS["sequential"], name="debate")})
+    monkeypatch.setattr("manyhands.strategies.requests.METHODS", more)
+
+    def told() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "debate" in record.getMessage()]
+
+    debate = {"methods": {"debate": "manyhands-debate 1.0"}}
+    both = opened(aaaaaaaa=debate, bbbbbbbb=debate)
+    with caplog.at_level(logging.WARNING), both as (client, fleet, door):
+        ids = [f"{NAME}:debate", "debate"]
+
+        def listed() -> list[bool]:
+            lists = [client.get(path).json()["data"] for path in ("/v1/models", "/v1/methods")]
+            return [
+                name in {one["id"] for one in each} for name, each in zip(ids, lists, strict=True)
+            ]
+
+        assert soon(lambda: len(door._installed) == 2)
+        assert listed() == [True, True]
+        assert told() == []
+        late = ServedReplica(partial(dice_front, keys=(KEY,)), name="cccccccc")
+        fleet.replicas["cccccccc"] = late
+        assert soon(lambda: len(door._installed) == 3)
+        assert listed() == [False, False]
+        assert soon(lambda: len(told()) == 1)
+        del fleet.replicas["cccccccc"]
+        assert soon(lambda: len(door._installed) == 2)
+        assert listed() == [True, True]
+        late.front.close()
+    assert told() == [
+        "the method 'debate' of manyhands-debate 1.0 is installed for aaaaaaaa on host-a, bbbbbbbb on host-b, and not for "
+        "cccccccc on host-c; requests for it that come there are refused "
+        "(hint: install it on host-c too (pip install manyhands-debate==1.0), and start again)"
+    ]
 
 
 _JSON = {"Content-Type": "application/json"}

@@ -6,10 +6,15 @@ import logging
 import os
 import signal
 import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +24,7 @@ from manyhands.cluster import joining
 from manyhands.cluster.joining import joined
 from manyhands.cluster.settings import ClusterSettings, ServingSettings, host_and_port
 from manyhands.errors import InvalidRequest
+from tests.server.house import soon
 
 GREETING = b"\0\0\0\4\0\0\0\0\0"  # an empty frame of settings
 
@@ -49,6 +55,7 @@ def inits(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         shutdown=lambda: None,
     )
     monkeypatch.setattr(joining, "imported", lambda: ray)
+    monkeypatch.setattr(joining, "_check_token", lambda address: None)  # these take one connection
     return asked
 
 
@@ -249,3 +256,102 @@ def test_the_thread_that_has_joined_stays_until_it_is_over(
     thread.join(10)
     assert not thread.is_alive()
     assert done == ["beside", "shut down"]
+
+
+# -- tokens ----------------------------------------------------------------------------------------
+
+JOIN = """
+import sys
+from manyhands.cluster.joining import joined
+from manyhands.cluster.settings import ClusterSettings
+from manyhands.errors import InvalidRequest
+from tests.server.house import soon
+try:
+    with joined(ClusterSettings(ray=sys.argv[1])) as ray:
+        print("joined", ray.cluster_resources()["CPU"])
+except InvalidRequest as error:
+    print(error, "|", error.hint)
+"""
+
+
+@contextmanager
+def head(folder: Path, environment: dict[str, str]) -> Iterator[str]:
+    """A cluster of one machine, as `ray start --head` begins it; its address."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+    command = (
+        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+        *("--port", str(port), "--num-cpus", "1", "--include-dashboard", "false"),
+        *("--object-store-memory", str(80 << 20), "--temp-dir", str(folder)),
+    )
+    with open(os.devnull, "w") as nowhere:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=nowhere,
+            stderr=nowhere,
+            start_new_session=True,
+            cwd=folder,
+        )
+    try:
+        assert soon(lambda: _is_there(port) or process.poll() is not None, 60)
+        assert process.poll() is None
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _is_there(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+def test_a_cluster_that_wants_a_token() -> None:
+    """Ray asks again for 20 s in the way of a cluster that is not there, and says nothing of a token."""
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    # Ray's sockets lie in the folder, and their paths have a bound.
+    with tempfile.TemporaryDirectory(prefix="mh", dir="/tmp", ignore_cleanup_errors=True) as place:
+        homes = {name: Path(place) / name for name in ("own", "none", "other")}
+        for name, home in homes.items():
+            (home / ".ray").mkdir(parents=True)
+            if name != "none":
+                (home / ".ray" / "auth_token").write_text(32 * name[-1])
+        usual = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        usual["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+
+        def join(address: str, home: str, **more: str) -> str:
+            environment = {**usual, "HOME": str(homes[home]), **more}
+            command = (sys.executable, "-W", "ignore", "-c", JOIN, address)
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=60, check=True
+            )
+            return done.stdout.strip()
+
+        mode = {"RAY_AUTH_MODE": "token"}
+        with head(Path(place), {**usual, "HOME": str(homes["own"])}) as address:
+            cases: list[tuple[str, dict[str, str]]] = [
+                *(("own", mode), ("none", {**mode, "RAY_AUTH_TOKEN": 32 * "n"}), ("own", {})),
+                *(("none", {}), ("none", mode), ("other", mode), ("other", {})),
+            ]
+            with ThreadPoolExecutor(2) as two:
+                told = list(two.map(lambda case: join(address, case[0], **case[1]), cases))
+        assert told[:2] == ["joined 1.0"] * 2
+        said = [
+            each.removeprefix(f"the Ray cluster at {address!r} cannot be joined: ")
+            for each in told[2:]
+        ]
+        why = [each.partition(" | ")[0] for each in said]
+        unsent, refused = (
+            "it wants a token, and none is sent from here",
+            "it refuses the token of this machine",
+        )
+        lacks = "RAY_AUTH_MODE is token, and this machine has none that Ray finds"
+        assert why == [unsent, unsent, lacks, refused, unsent]
+        assert "| set RAY_AUTH_MODE=token: there is a token here" in said[0]
+        assert all("| bring the token of the cluster here" in each for each in said[1:4])

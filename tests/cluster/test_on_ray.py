@@ -6,6 +6,7 @@ Ten times each at random moments: `python -m benchmarks.kills`.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import signal
@@ -35,6 +36,7 @@ from manyhands.server.limits import Limits
 from manyhands.server.shapes import RUNS
 from tests.cluster.conftest import ROOT
 from tests.cluster.made import SLOW, broken, dice_front, door_of, nothing, paced, squares
+from tests.installing import a_method, laid_out
 from tests.server.house import soon
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own, of which there are many
@@ -186,6 +188,34 @@ def test_a_server_whose_replica_is_killed_in_the_middle(
         finally:
             fleet.delete()
             import_module("ray.serve").shutdown()
+    nodes.remove_node(node)
+
+
+def test_a_server_says_which_replica_lacks_a_method(
+    nodes: Any, second: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = tmp_path / "site"
+    laid_out(site, "my-relay", {"relay": "my_relay:OWN"}, "my_relay", a_method("relay"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, ROOT / "src", site))))
+        node = second()
+    settings = ServingSettings(ray=nodes.address, replicas=2)
+    with joined(settings), caplog.at_level(logging.WARNING, "manyhands.server"):
+        fleet = deploy(
+            dice_front, Share(2, 0.6, 0.0), settings, Limits(), name="a/relay", drain=1.0
+        )
+        try:
+            with door_of(Door(fleet, Keys(), Limits())) as client:
+                assert soon(
+                    lambda: "the method 'relay' of my-relay 1.0 is installed" in caplog.text, 60
+                )
+                told = client.get("/v1/methods").json()["data"]
+                assert "relay" not in {each["id"] for each in told}
+                assert "sequential" in {each["id"] for each in told}
+        finally:
+            fleet.delete()
+            import_module("ray.serve").shutdown()
+    assert "pip install my-relay==1.0" in caplog.text
     nodes.remove_node(node)
 
 

@@ -70,7 +70,7 @@ def test_where_collection_is_off_it_stays_off(seen: list[int]) -> None:
 SERVES = """
 import gc
 import weakref
-from manyhands.engine.garbage import keep_loaded
+from manyhands.engine.garbage import collect_while_idle, keep_loaded
 
 class Ring:
     # Refers to itself: only a collection finds that nothing else does.
@@ -97,6 +97,30 @@ del loaded
 gc.collect()
 print("loaded is there", reference() is not None)
 print("while it serves", of_a_long_run())
+collect_while_idle()
+print("idle, and not much was made", sorted(set(seen)))
+for _ in range(14):
+    of_a_long_run()
+old = Ring()
+gc.collect(1)
+gone = weakref.ref(old)
+del old
+gc.collect(1)
+print("old garbage is there", gone() is not None)
+seen.clear()
+collect_while_idle()
+print("idle", seen)
+print("old garbage is there", gone() is not None)
+seen.clear()
+collect_while_idle()
+print("idle again", seen)
+gc.set_threshold(2_000, 2, 4_000)
+held = [[[] for _ in range(2_001)] for _ in range(4)]
+for _ in range(600):
+    gc.collect(1)
+seen.clear()
+collect_while_idle()
+print("where others have set it", seen)
 """
 
 
@@ -111,4 +135,10 @@ def test_a_process_that_serves_leaves_out_what_is_loaded_and_collects_all_seldom
         "garbage is there False",
         "loaded is there True",
         "while it serves [0, 1]",
+        "idle, and not much was made [0, 1]",
+        "old garbage is there True",
+        "idle [2]",
+        "old garbage is there False",
+        "idle again []",
+        "where others have set it []",
     ]

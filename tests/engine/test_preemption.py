@@ -546,6 +546,43 @@ def test_in_eight_bits_a_run_that_reserves_stays(kv_cache_dtype: str, num_pages:
     assert everything_is_free(engine)
 
 
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_run_that_reserves_nothing_leaves_though_it_came_first(
+    kv_cache_dtype: str, is_alone: bool
+) -> None:
+    """Alone from the beginning on, or since the one before it has ended."""
+    alone = story(small_engine(kv_cache_dtype=kv_cache_dtype), counting((1,) * 20, 60))
+    engine = small_engine(16 * 12, kv_cache_dtype=kv_cache_dtype)
+    before = engine.submit(counting((5,), 1)) if not is_alone else None
+    first = engine.submit(counting((9, 8, 7) * 20, 100))
+    engine.step()
+    assert before is None or before.done
+    engine.step()
+    others = [engine.submit(counting((1,) * 20, 60, Reserve(80, 1))) for _ in range(2)]
+    finish(engine, first, *others)
+    assert len(first.result().text.split()) == 100
+    assert [story_of(run) for run in others] == [alone, alone]
+    preempted = [run.num_preemptions > 0 for run in (first, *others)]
+    assert preempted == ([False, True, True] if kv_cache_dtype == "auto" else [True, False, False])
+    assert everything_is_free(engine)
+
+
+def test_in_eight_bits_a_run_may_reserve_late_and_the_one_before_it_leaves() -> None:
+    def late() -> Strategy:
+        yield Step([Row(View([Block()]), (1, 2))])
+        return (yield from counting((1,) * 20, 60, Reserve(80, 1)))
+
+    alone = story(small_engine(kv_cache_dtype="int8"), late())
+    engine = small_engine(16 * 8, kv_cache_dtype="int8")
+    first, second = engine.submit(counting((9, 8, 7) * 15, 60)), engine.submit(late())
+    finish(engine, first, second)
+    assert len(first.result().text.split()) == 60
+    assert story_of(second) == alone
+    assert (first.num_preemptions > 0, second.num_preemptions) == (True, 0)
+    assert everything_is_free(engine)
+
+
 def test_a_run_that_grows_beyond_memory_is_told_in_the_end() -> None:
     engine = small_engine(memory_tokens=160)
     first = engine.submit(counting((1,) * 20, 30))

@@ -1161,3 +1161,30 @@ def test_numbers_of_events_are_numbers(wrong: Any) -> None:
         for zero in (0, np.int64(0), torch.tensor(0)):
             assert handle.read(zero) == handle.read(0)  # type: ignore[arg-type]
             assert handle.moments(zero) == handle.moments(0)  # type: ignore[arg-type]
+
+
+def test_an_idle_service_looks_for_garbage_once_and_one_that_works_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[int] = []
+    num_live = [0]
+    monkeypatch.setattr("manyhands.engine.service._IDLE", 0.05)
+    monkeypatch.setattr(
+        "manyhands.engine.service.collect_while_idle", lambda: looks.append(num_live[0])
+    )
+
+    def slow() -> Strategy:
+        num_live[0] += 1
+        view, feed = View([Block()]), (1,)
+        for _ in range(5):
+            time.sleep(0.04)
+            feed = yield Step([Row(view, feed)])
+        num_live[0] -= 1
+        return Answer(text="")
+
+    with Service(small_engine()) as service:
+        time.sleep(0.5)
+        assert looks == [0]
+        service.submit(slow()).result(30)
+        time.sleep(0.5)
+    assert looks == [0, 0]

@@ -20,7 +20,7 @@ from manyhands.model import kernels
 from manyhands.model import skinny as model_skinny
 from manyhands.model.layers import FORMS, Form, HeadNorms, Norm, join
 from manyhands.model.quantised.linear import _plain_rows
-from manyhands.model.quantised.w4a16 import Int4Linear, pack, unpack
+from manyhands.model.quantised.w4a16 import Int4Linear, pack, unpack, without_nothing
 from manyhands.model.skinny import SkinnyLinear
 from tests.covers import spared
 from tests.model.interpreted import HOLDS_ANYTHING
@@ -670,6 +670,20 @@ def test_scales_of_every_kind(scales: torch.dtype, compact: bool, fast: bool) ->
     layer.scales[0] = layer.scales[5:7] = layer.scales[-1] = 0
     ours = _product(layer, x, w4a16_tiles.Tiles(eights=2, parts=2, compact=compact), fast)
     _close(ours, _exact(layer, x).to(torch.float16))
+
+
+@FAST
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_scale_of_0_is_nothing_however_large_an_input_is(compact: bool, fast: bool) -> None:
+    """Layouts exchange the numbers of such a group, for in compact form the kernel takes 2^-24 for the scale."""
+    layer, x = _layer(72, 512, bias=False, group=32), torch.zeros(3, 512, device=DEVICE).half()
+    layer.scales[1] = layer.scales[7] = 0
+    x[:, 32:64], x[:, 7 * 32 : 8 * 32] = 30000, -60000
+    tiles = w4a16_tiles.Tiles(eights=2, parts=2, compact=compact)
+    assert bool(_product(layer, x, tiles, fast).any()) is compact, "control"
+    numbers = unpack(layer.packed, 72)
+    layer.packed = pack(without_nothing(numbers, layer.scales, layer.zeros))
+    assert not _product(layer, x, tiles, fast).any()
 
 
 @FAST

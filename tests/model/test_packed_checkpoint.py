@@ -162,7 +162,14 @@ def _zeros(published: dict[str, Tensor]) -> Tensor:
             "has checkpoint_format 'gptq' and format 'gptq_v2'",
         ),
         ({"checkpoint_format": "marlin"}, "'marlin'"),
-        ({"dynamic": {"-:lm_head": {}}}, "in different ways"),
+        (
+            {"dynamic": {"-:lm_head": {}, "+:.*down_proj": {"group_size": 32, "bits": 8}}},
+            r"its layers '\.\*down_proj' are packed in another way than the others: bits 8 in dynamic, and 4 in its",
+        ),
+        ({"dynamic": {r".*up.*": {"pack_dtype": "int16"}}}, "pack_dtype 'int16' in dynamic"),
+        ({"dynamic": {r".*up.*": {"format": "gptq_v2"}}}, "format 'gptq_v2' in dynamic, and None"),
+        ({"dynamic": {r".*up.*": 8}}, "'.*up.*' are packed in another way than the others: 8 in"),
+        ({"dynamic": ["lm_head"]}, "has dynamic"),
     ],
 )
 def test_what_is_not_read(change: dict[str, Any], words: str) -> None:
@@ -270,6 +277,59 @@ def test_a_checkpoint_is_the_network_it_means(name: str, layout: str, tmp_path: 
     unpacked = _load(tmp_path, quantise="none")
     assert not any(isinstance(module, Quantised) for module in unpacked.model.modules())
     torch.testing.assert_close(_logits(unpacked), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_layers_that_are_left_as_they_are_and_groups_of_another_size(
+    name: str, tmp_path: Path
+) -> None:
+    """GPTQModel names them by patterns in `dynamic`."""
+    adapter = _write(tmp_path, name, "gptq")
+    left, finer = "model.layers.0.mlp.gate_proj", "model.layers.1.mlp.up_proj"
+    packing, said = LAYOUTS["gptq"]
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        for part in packing.tensors:
+            del tensors[f"{left}.{part}"]
+            del tensors[f"{finer}.{part}"]
+        plain: Any = adapter.model.get_submodule(left)
+        tensors[f"{left}.weight"] = torch.randn_like(plain.weight)
+        plain.weight.data = tensors[f"{left}.weight"].clone()
+        module: Any = adapter.model.get_submodule(finer)
+        layer = Int4Linear.from_weight(torch.randn_like(module.weight), None)
+        repeat = layer.group // 32
+        scales, zeros = (x.repeat_interleave(repeat, dim=0) for x in (layer.scales, layer.zeros))
+        layer = Int4Linear(
+            layer.packed, scales * (1 + torch.arange(len(scales)) % 2)[:, None], zeros, None
+        )
+        for part, tensor in from_layer(layer, packing).items():
+            tensors[f"{finer}.{part}"] = tensor.contiguous()
+        module.weight.data = layer.dequantised(torch.float32)
+
+    _edit(change)(tmp_path)
+    dynamic = {rf"-:{left}": {}, r"+:.*layers\.1\.mlp\.up_proj": {"bits": 4, "group_size": 32}}
+    _configure(quantization_config={**said, "dynamic": dynamic})(tmp_path)
+    loaded = _load(tmp_path)
+    assert type(loaded.model.get_submodule(left)) is nn.Linear
+    assert isinstance(loaded.model.get_submodule(finer), Int4Linear)
+    torch.testing.assert_close(_logits(loaded), _logits(adapter), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_group_whose_scale_is_0_is_exactly_nothing(layout: str) -> None:
+    """Whatever its numbers are. The kernel has 2^-24 in the place of 0, which a large input would show."""
+    packing, _ = LAYOUTS[layout]
+    layer = Int4Linear.from_weight(torch.randn(24, 384), None)
+    layer.scales[1], layer.scales[:, 3], layer.scales[2, 5] = 0, 0, -0.0
+    before = layer.dequantised(torch.float32)
+    again = packing.to_layer(from_layer(layer, packing), None)
+    assert torch.equal(again.dequantised(torch.float32), before)
+    nothing = again.scales == 0
+    assert nothing.sum() > 24
+    numbers = unpack(again.packed, 24).view(24, len(again.scales), -1)
+    less = numbers.int() - again.zeros.t()[..., None].int()
+    assert not less[nothing.t()].any()
+    assert less[~nothing.t()].any()
 
 
 def test_its_shape_alone_with_dummy_weights(tmp_path: Path) -> None:

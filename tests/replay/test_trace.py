@@ -21,13 +21,15 @@ from manyhands.cache.layouts import LAYOUTS
 from manyhands.cache.step import GREEDY, Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.errors import BrokenTrace, InvalidRequest, OutOfMemory
+from manyhands.prompts.load import Prompts
 from manyhands.replay.retold import answer_from
-from manyhands.replay.trace import SCHEMA, SCORE, Trace, parse_trace, read_trace, record
+from manyhands.replay.trace import SCHEMA, SCORE, Trace, header_of, parse_trace, read_trace, record
 from manyhands.schema.lines import Line
 from manyhands.strategies.base import Answer, FinishedStep, Strategy
 from manyhands.strategies.events import Event, StepEnded, TokenWritten
 from manyhands.strategies.hogwild import hogwild
 from manyhands.strategies.listening import Heard, Listen
+from manyhands.strategies.methods import METHODS
 from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.sequential import sequential
 from manyhands.strategies.settings import Away, EndSettings, SoloSettings, TeamSettings
@@ -465,3 +467,13 @@ def test_what_is_no_header_and_cannot_be_called_is_named(wrong: Any) -> None:
             (InvalidRequest, BrokenTrace), match=r"lines of a trace|no list of JSON"
         ):
             parse_trace(wrong)
+
+
+def test_one_header_at_every_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version of an installed method's distribution joins those that are known."""
+    spec = RunSpec(METHODS["sequential"], SoloSettings(), Prompts().team)
+    place = {"model": "small", "versions": {"torch": "2"}}
+    assert header_of(spec, place) == {**place, **spec.to_plain()}
+    assert header_of(spec, {"model": "small"})["versions"] == {}
+    monkeypatch.setattr(type(METHODS), "version", lambda *_: {"my-relay": "1.0"})
+    assert header_of(spec, place)["versions"] == {"torch": "2", "my-relay": "1.0"}

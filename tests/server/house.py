@@ -33,6 +33,7 @@ from manyhands.text import Text
 from tests.strategies.driver import PROMPT, Dice, feed, small_text
 
 NAME = "dice"
+MADE_WITH = {"device": "dice", "versions": {"manyhands": "1"}, "fingerprint": "of dice"}
 NUM_PAGES = 4096
 TEXT = small_text()
 
@@ -133,6 +134,7 @@ def make_house(
         limits=bounds,
         seed=seed,
         vocabulary=len(text.tokenizer.get_vocab()),
+        place=MADE_WITH,
     )
     return House(model, Front(served, service, Keys(keys)))
 

@@ -16,7 +16,7 @@ from manyhands.replay.trace import parse_trace
 from manyhands.server.records import account_of
 from manyhands.strategies.events import from_line
 from manyhands.strategies.run_spec import RunSpec
-from tests.server.house import TEXT, House, Model, make_house, running, soon
+from tests.server.house import MADE_WITH, TEXT, House, Model, make_house, running, soon
 
 KEYS = ("first-key-of-two", "second-key-of-two")
 
@@ -256,6 +256,7 @@ def test_the_trace_is_a_trace(anna: httpx2.Client) -> None:
     assert trace.is_complete
     assert trace.header["method"] == "hogwild"
     assert trace.header["vocabulary"] == TEXT.vocabulary
+    assert {name: trace.header[name] for name in MADE_WITH} == MADE_WITH
 
 
 def test_the_trace_of_a_run_whose_prompt_was_found_is_whole(anna: httpx2.Client) -> None:

@@ -48,8 +48,9 @@ class ShelfCounts:
     bytes_read: int = 0
     bytes_written: int = 0
     sheets_refused: int = 0  # torn, damaged, of another kind: their tokens were fed
-    sheets_dropped: int = 0  # removed to keep to the size of the folder
-    sheets_skipped: int = 0  # not saved: the disk was slower than the prompts came, or full
+    sheets_dropped: int = 0  # removed to keep to the size of the folder, or as the disk was full
+    # Not saved: the disk was slower than the prompts came, or full of what others have, or of what was used since.
+    sheets_skipped: int = 0
 
 
 class Wanted(NamedTuple):

@@ -19,7 +19,14 @@ from manyhands.cli.advice import too_small_a_team
 from manyhands.cli.command import shared_of, told
 from manyhands.cli.exam_options import EXAM_METHODS, EndpointChoice, EvalOptions, JudgeOptions
 from manyhands.cli.guard import tell
-from manyhands.cli.loading import load_engine, name_of, place_facts, prompts_for, sampled
+from manyhands.cli.loading import (
+    load_engine,
+    name_of,
+    place_facts,
+    prompts_for,
+    sampled,
+    traced_facts,
+)
 from manyhands.cli.output import Notes, version_of
 from manyhands.cli.spreading import facts_of, spread
 from manyhands.errors import ContextTooLong, InvalidRequest, ManyhandsError
@@ -193,9 +200,11 @@ def method_candidate(
         check_forks(method, settings)
     spec = RunSpec(method, settings, prompt, context=engine.facts.max_positions)
     tree = None if options.cache is None else engine.prefixes
-    place = place_facts(engine, options, method.name)
-    traced = {"model": model, **place} if options.traces else None
-    candidate = MethodCandidate(engine, text, spec, options.concurrency, watched, tree, traced)
+    place, traced = place_facts(engine, options, method.name), traced_facts(engine, text, options)
+    traced["model"] = model
+    candidate = MethodCandidate(
+        engine, text, spec, options.concurrency, watched, tree, traced if options.traces else None
+    )
     if options.quantise != "auto":  # other numbers are another model
         place["weights"] += f", {options.quantise}"
     if options.kv_cache_dtype != "auto":
@@ -206,7 +215,7 @@ def method_candidate(
         label=options.label or _label(method.name, named, changed, options.draft),
         budgets=budgets,
         model=model,
-        fingerprint=engine.executor.fingerprint(),
+        fingerprint=traced["fingerprint"],
         concurrency=options.concurrency,
         date=_now(),
         **{name: place[name] for name in ("device", "dtype", "backend", "weights", "versions")},

@@ -247,6 +247,15 @@ def place_facts(
     }
 
 
+def traced_facts(engine: Engine, text: Text, settings: ModelSettings) -> dict[str, Any]:
+    """All that stands in a trace's header besides the model's name and the run itself. Reads all weights."""
+    return {
+        "vocabulary": text.vocabulary,
+        **place_facts(engine, settings),
+        "fingerprint": engine.executor.fingerprint(),
+    }
+
+
 @contextmanager
 def _noted(notes: Notes) -> Iterator[None]:
     """Warnings given inside reach the user as ours, without the line of code they come from."""

@@ -15,7 +15,14 @@ import typer
 
 from manyhands.cli.command import shared_of, warn_of
 from manyhands.cli.guard import tell
-from manyhands.cli.loading import get_ready, load_engine, name_of, prompts_for, sampled
+from manyhands.cli.loading import (
+    get_ready,
+    load_engine,
+    name_of,
+    prompts_for,
+    sampled,
+    traced_facts,
+)
 from manyhands.cli.output import Notes
 from manyhands.cli.serve_options import ServeOptions
 from manyhands.engine.garbage import keep_loaded
@@ -90,6 +97,9 @@ def make_front(options: ServeOptions, keys: Keys, mark: str = "") -> Front:
     get_ready(engine)
     for sentence in engine.about:
         tell(sentence)
+    place = traced_facts(engine, text, options)
+    if place["lora"] is not None:
+        place["lora"] = _called(place["lora"])
     served = Served(
         options.name or _called(model),
         text,
@@ -102,6 +112,7 @@ def make_front(options: ServeOptions, keys: Keys, mark: str = "") -> Front:
         seed=unsaid.seed if "seed" in {**pairs(options.listed), **options.chosen} else None,
         own=None if options.greedy else own_choice(model),
         vocabulary=engine.facts.vocab_size,
+        place=place,
         outside=outside_world if model == BUNDLED else None,
     )
     service = Service(

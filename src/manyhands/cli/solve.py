@@ -20,10 +20,10 @@ from manyhands.cli.guard import EXIT_NO_ANSWER, tell
 from manyhands.cli.loading import (
     load_engine,
     name_of,
-    place_facts,
     prompts_for,
     sampled,
     strategy_for,
+    traced_facts,
 )
 from manyhands.cli.options import BUNDLED, SolveOptions
 from manyhands.cli.outcome import INTERRUPTED, Outcome
@@ -33,7 +33,7 @@ from manyhands.cli.screens import Screen
 from manyhands.cli.stopping import exit_code_of, number_of
 from manyhands.errors import InvalidRequest, OutputFailed
 from manyhands.prompts.chain_of_draft import drafted
-from manyhands.replay.trace import record
+from manyhands.replay.trace import header_of, record
 from manyhands.schema.conversation import SYSTEM, Message
 from manyhands.strategies.account import Account
 from manyhands.strategies.methods import METHODS
@@ -88,13 +88,8 @@ def solve(options: SolveOptions) -> None:
             spec = replace(spec, context=engine.facts.max_positions)
             strategy = strategy_for(engine, text, spec)
             if options.transcript is not None:
-                header = {
-                    "model": model,
-                    "vocabulary": text.vocabulary,
-                    **place_facts(engine, options, spec.method.name),
-                    **spec.to_plain(),
-                }
-                strategy = record(strategy, header, file.write)
+                place = {"model": model, **traced_facts(engine, text, options)}
+                strategy = record(strategy, header_of(spec, place), file.write)
             if options.cache is not None:
                 strategy = share_prompt(strategy, engine.prefixes)
             outcome = drive(engine, strategy, account, screen)

@@ -13,6 +13,7 @@ a conversation (`manyhands serve`, where its keys and values lie in one replica'
 
     affinity.py    what makes two requests one conversation, and which replica it belongs to
     router.py      the same as a request router of Ray Serve; known.py: the replicas that it may choose among
+    installed.py   the distributions and weights of replicas, and in which way these differ
     forwarding.py  a request and its answer on their way between two processes
     serving.py     the door and the replicas of a server, as deployments of Ray Serve
 

@@ -19,14 +19,20 @@ from importlib import import_module
 from typing import Any
 
 from manyhands.cluster.settings import ClusterSettings, host_and_port
-from manyhands.errors import InvalidRequest, install_hint
+from manyhands.errors import InvalidRequest, ManyhandsError, install_hint
 
 _KNOCK = 5.0  # seconds until a connection is taken, and without a word behind it until that is said
 _PATIENCE = 60.0  # seconds for a program that takes a connection and says nothing
+_PROBE = 5.0  # seconds for the answer to a question that needs Ray's token
+_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # that question
 _LATE = 10.0  # seconds after which it is said that Ray itself is waited for
 # Ray's programs speak HTTP/2, whose servers begin with a frame of settings (RFC 9113, sections 3.4 and 4.1).
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _HEADER_SIZE, _KIND, _SETTINGS = 9, 3, 4  # of a frame
+_BRING_TOKEN = (
+    "bring the token of the cluster here (`ray get-auth-token` prints it on the machine of its head) as RAY_AUTH_TOKEN or in "
+    "~/.ray/auth_token, and set RAY_AUTH_MODE=token"
+)
 INSTALL = f"on every machine of the cluster, {install_hint('ray')}"
 
 
@@ -50,6 +56,7 @@ def joined(
         return
     try:
         _knock(settings.ray or "", note)
+        _check_token(settings.ray or "")
         init = partial(
             ray.init,
             address=settings.ray,
@@ -63,12 +70,17 @@ def joined(
             _said_late(f"Ray at {settings.ray!r} has not answered yet; waiting", note),
         ):
             let_go = _beside(init, ray.shutdown)
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:
+        if isinstance(error, ManyhandsError):
+            raise
+        is_token = type(error).__name__ == "AuthenticationError"  # of Ray: this machine has none
+        if not is_token and not isinstance(error, (OSError, RuntimeError, ValueError)):
+            raise
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InvalidRequest(
-            f"the Ray cluster at {settings.ray!r} cannot be joined: {first}",
-            hint="start one with `ray start --head`, or give --ray local to try it on this machine",
-        ) from error
+        if is_token:
+            first = "RAY_AUTH_MODE is token, and this machine has none that Ray finds"
+        start = "start one with `ray start --head`, or give --ray local to try it on this machine"
+        raise _cannot_be_joined(settings.ray, first, _BRING_TOKEN if is_token else start) from error
     try:
         yield ray
     finally:
@@ -78,13 +90,50 @@ def joined(
             let_go()
 
 
+def _cannot_be_joined(address: str | None, why: str, hint: str) -> InvalidRequest:
+    return InvalidRequest(f"the Ray cluster at {address!r} cannot be joined: {why}", hint=hint)
+
+
+def _check_token(address: str) -> None:
+    """Raise InvalidRequest if the cluster refuses the token that Ray sends from here, or that there is none.
+
+    Ray itself asks again for 20 s, and says that it cannot connect. To an address it sends its token only in the mode `token`, though
+    `ray start` turns that on by itself where a token lies. What cannot be asked here (TLS, Ray's client) is left to Ray.
+    """
+    if host_and_port(address) is None or "://" in address or _has_tls():
+        return
+    grpc = imported("grpc")
+    loader = imported("ray._raylet").AuthenticationTokenLoader.instance()
+    is_sent = loader.has_token()  # raises where there is none in the mode `token`
+    token = tuple(loader.get_token_for_http_header().items()) if is_sent else ()
+    with grpc.insecure_channel(address) as channel:
+        try:
+            channel.unary_unary(_ALIVE)(b"", timeout=_PROBE, metadata=token)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
+                return
+        else:
+            return
+    if is_sent:
+        raise _cannot_be_joined(address, "it refuses the token of this machine", _BRING_TOKEN)
+    hint = _BRING_TOKEN
+    if loader.has_token(ignore_auth_mode=True):
+        hint = "set RAY_AUTH_MODE=token: there is a token here, which Ray sends to an address only then"
+    raise _cannot_be_joined(address, "it wants a token, and none is sent from here", hint)
+
+
+def _has_tls() -> bool:
+    """Whether Ray's programs speak TLS."""
+    return os.environ.get("RAY_USE_TLS", "0") not in ("0", "")
+
+
 def _knock(address: str, note: Callable[[str], None]) -> None:
     """Raise OSError if no program of Ray's answers there. Ray itself would try for minutes, and hear no signal meanwhile."""
     place = host_and_port(address)
     if place is None:
         return
     with socket.create_connection(place, timeout=_KNOCK) as door:
-        if os.environ.get("RAY_USE_TLS", "0") in ("0", ""):
+        if not _has_tls():
             _check_greeting(
                 door, lambda: note(f"{address} takes connections and says nothing; waiting")
             )

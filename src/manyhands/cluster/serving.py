@@ -19,7 +19,7 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,8 +32,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from manyhands.cluster.affinity import key_of, mark_of, replica_of_run
+from manyhands.cluster.affinity import bare_mark, key_of, mark_of, replica_of_run
 from manyhands.cluster.forwarding import Begin, Forwarded, Headers, answered
+from manyhands.cluster.installed import Installed, differences, installed_here, lacking
 from manyhands.cluster.joining import Share, imported
 from manyhands.cluster.known import known
 from manyhands.cluster.settings import ServingSettings
@@ -52,7 +53,9 @@ from manyhands.server.streams import is_gone_before
 
 LOG = logging.getLogger("manyhands.server")
 DEPLOYMENT = "replica"
-_LIST_SECONDS = 10.0  # that all replicas together may take to list their runs
+_LIST_SECONDS = 10.0  # that all replicas together may take to list their runs, or what is installed
+_COMPARE_SECONDS = 2.0  # between two looks at which replicas there are
+_METHODS, _MODELS = "/v1/methods", "/v1/models"
 _TRIES = 3  # replicas that may die before an answer has begun
 _OPEN_PAGES = "/page/"
 _HOP = {b"connection", b"content-length", b"host", b"transfer-encoding"}  # of one connection alone
@@ -83,6 +86,10 @@ class ServedReplica:
         await self._open()
         async for piece in answered(self._app, asked):
             yield piece
+
+    async def installed(self, asked: Forwarded) -> Installed:
+        """The distributions and weights here. `asked` is read by the router alone."""
+        return installed_here(bare_mark(self.front.runs.mark), self.front.served.place)
 
     async def check_health(self) -> None:
         """Serve replaces a replica for which this raises."""
@@ -119,6 +126,12 @@ class Fleet:
     def ask(self, asked: Forwarded) -> Any:
         """The pieces of an answer, as an asynchronous iterator that can be cancelled."""
         return self.handle.options(method_name="answer", stream=True).remote(asked)
+
+    async def installed(self, mark: str | None) -> Installed:
+        """The distributions and weights of the replica with this mark; None: of any, and so where it has gone."""
+        asked = Forwarded("GET", _METHODS, b"", [], b"", replica=mark)
+        found: Installed = await self.handle.options(method_name="installed").remote(asked)
+        return found
 
     def marks(self) -> Sequence[str]:
         """The marks of the replicas that are there; none before the first request."""
@@ -214,6 +227,8 @@ class Door:
         Gauge(
             "manyhands_door_open_requests", "Requests on their way.", registry=self.registry
         ).set_function(lambda: self.num_live)
+        self._installed: dict[str, Installed] = {}  # of the replicas, by their marks
+        self._told: set[str] = set()  # of their differences
         self._lost = Counter(
             "manyhands_door_lost_replicas",
             "Requests whose replica died, by what became of them.",
@@ -240,13 +255,18 @@ class Door:
 
         @asynccontextmanager
         async def lifespan(app: Starlette) -> AsyncIterator[None]:
-            yield
+            comparing = asyncio.ensure_future(self._compare_all())
+            try:
+                yield
+            finally:
+                comparing.cancel()
 
         return Starlette(
             routes=[
                 Route("/health", self._health),
                 Route("/metrics", self._metrics),
                 Route(RUNS, self._list_runs, methods=["GET"]),
+                *(Route(path, self._list_offers, methods=["GET"]) for path in (_METHODS, _MODELS)),
                 Route("/{path:path}", self._forward, methods=["GET", "HEAD", "POST", "DELETE"]),
             ],
             middleware=[*cors_of(origins, self.limits.header_bytes), gate],
@@ -265,9 +285,19 @@ class Door:
 
     async def _list_runs(self, request: Request) -> Response:
         """The runs of all replicas, the newest first. Each lists those of the key that asks."""
+        return await self._list(request, self._listed)
+
+    async def _list_offers(self, request: Request) -> Response:
+        """Models or methods, without methods that a replica lacks: a conversation may come to any of them."""
+        return await self._list(request, self._offered)
+
+    async def _list(
+        self, request: Request, make: Callable[[Forwarded], Awaitable[Response]]
+    ) -> Response:
+        """The list that `make` makes, unless the client leaves."""
         asked = await self._asked(request)
         self.num_live += 1
-        listing = asyncio.ensure_future(self._listed(asked))
+        listing = asyncio.ensure_future(make(asked))
         try:
             if await is_gone_before(request, listing):
                 return LEFT
@@ -275,6 +305,15 @@ class Door:
         finally:
             self._ended()
             listing.cancel()
+
+    async def _offered(self, asked: Forwarded) -> Response:
+        begin, body = await self._asked_once(asked)
+        lacked = lacking(self._installed.values())
+        if begin.status != 200 or not lacked:
+            return _whole_response(begin, body)
+        told = json.loads(body)
+        told["data"] = [one for one in told["data"] if not _is_of(one, lacked)]
+        return JSONResponse(told)
 
     async def _listed(self, asked: Forwarded) -> Response:
         """Any replica is asked, and then each of them: the first request of a door finds the others."""
@@ -302,6 +341,36 @@ class Door:
 
     async def _asked_once(self, asked: Forwarded) -> tuple[Begin, bytes]:
         return await self._whole(asked, *await self._begun(asked))
+
+    async def _compare_all(self) -> None:
+        """Look at each replica that comes, and say in the log in which way it differs from the others."""
+        while True:
+            try:
+                async with asyncio.timeout(_LIST_SECONDS):
+                    await self._compare_new()
+            except TimeoutError:  # it is busy, or loads
+                pass
+            except Exception as error:
+                if not is_lost(error):
+                    LOG.warning("what replicas have installed cannot be compared", exc_info=error)
+                    return
+            await asyncio.sleep(_COMPARE_SECONDS)
+
+    async def _compare_new(self) -> None:
+        if not self.fleet.marks():  # the router, which knows them, begins with the first request
+            await self.fleet.installed(None)
+        marks = self.fleet.marks()
+        self._installed = {mark: self._installed[mark] for mark in marks if mark in self._installed}
+        if all(mark in self._installed for mark in marks):
+            return
+        for mark in marks:
+            if mark not in self._installed:
+                found = await self.fleet.installed(mark)
+                self._installed[found.mark] = found
+        for difference in differences([*self._installed.values()]):
+            if str(difference) not in self._told:
+                self._told.add(str(difference))
+                LOG.warning("%s (hint: %s)", difference, difference.hint)
 
     async def _forward(self, request: Request) -> Response:
         """Pass a request on, and its answer back."""
@@ -468,6 +537,14 @@ def _refusal(error: Exception) -> Refusal:
     if is_lost(error):
         return Refusal(503, "the replica that answered has died", code="replica_lost")
     return failure_of(error)
+
+
+def _is_of(listed: Mapping[str, Any], methods: Collection[str]) -> bool:
+    """Whether what is listed is one of these methods, or a model's alias for one (`our-model:debate-3`)."""
+    name = str(listed["id"])
+    if listed["object"] == "model":
+        name = name.rpartition(":")[2].partition("-")[0] if ":" in name else ""
+    return name in methods
 
 
 def _is_stream(begin: Begin) -> bool:

@@ -14,7 +14,8 @@ tokens. Prefixes that it shares with others stay in memory meanwhile.
 
 No run waits for ever. The oldest run is certain; while a run is preempted no new one is admitted; and
 what any run has reserved always fits beside the prefixes in use, if all preemptible runs leave. A run
-that reserves nothing counts as though it might need all there is.
+that reserves nothing counts as though it might need all there is. Where keys are in eight bits a run that
+has reserved stays, so there all others are preemptible, the oldest too while one that has reserved is there.
 
 Sums over runs are kept in two ledgers, so that no question here walks over all runs. An interrupt may leave
 them half changed; `recount` makes them anew from four facts, each of which changes in one store: the state
@@ -41,7 +42,7 @@ class Preemption:
     """Which runs are certain and which preemptible; who leaves and who comes back.
 
     `rebuild` writes keys again; without it no run is preemptible. `reserved_stay`: what it writes is not the same to the bit,
-    so runs that have reserved are not preempted, and those that reserve nothing leave in their place.
+    so runs that have reserved are not preempted, and those that reserve nothing leave in their place, the oldest too.
     """
 
     def __init__(
@@ -116,8 +117,10 @@ class Preemption:
         """Number a run that takes part from now on, and follow it if it is not certain."""
         is_first = not self._certain.num_runs + self._preemptible.num_runs
         taken = self._certain.bound + self._preemptible.bound + self._certain.bound_of(run)
-        is_certain = not self._preemptible.num_runs and self._is_certain(taken)
-        run.past = None if self.rebuild is None or is_first or is_certain else Past()
+        stays = not self._preemptible.num_runs and (is_first or self._is_certain(taken))
+        if self._reserved_stay:
+            stays = bool(run.reserved_pages)
+        run.past = None if self.rebuild is None or stays else Past()
         run.age = next(self._ages)  # behind the past: a run with an age takes part
         self._enter(run)
 
@@ -144,6 +147,8 @@ class Preemption:
             taken += self._certain.bound_of(run)
             if self._certain.num_runs and not self._is_certain(taken):
                 return
+            if self._reserved_stay and not run.reserved_pages:
+                return  # one that reserves may come, and need its pages
             if self._outside.oldest is not None and _age(self._outside.oldest) < _age(run):
                 return  # an older one that is preempted comes first
             self._inside.discard(run)
@@ -154,9 +159,13 @@ class Preemption:
     def preempt(self) -> bool:
         """Preempt the youngest run that can come back; False if there is none."""
         readers = self._readers()
+        # One run in memory stays: a certain one, one that has reserved and so cannot leave, or the oldest.
+        another_stays = self._certain.num_runs > 0
+        if self._reserved_stay:
+            another_stays |= self._preemptible.num_reserved > 0
         for run in self._inside.youngest_first():
-            if run is self._inside.oldest and not self._certain.num_runs:
-                break  # the oldest run in memory stays
+            if run is self._inside.oldest and not another_stays:
+                break
             if self._reserved_stay and run.reserved_pages:
                 continue
             if self._preempt(run, readers):

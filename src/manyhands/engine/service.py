@@ -45,6 +45,7 @@ from typing import Any, NamedTuple
 
 from manyhands.cache.sheets import ShelfCounts
 from manyhands.cache.usage import Usage
+from manyhands.engine.garbage import collect_while_idle
 from manyhands.engine.inbox import Inbox
 from manyhands.engine.loop import Packs, Pass, run_passes
 from manyhands.engine.one_process import Here, OfOneProcess, check_process
@@ -67,6 +68,7 @@ from manyhands.strategies.listening import Item, check_item
 
 _LONGEST_PASS = 60.0  # seconds that `close` waits for the pass under way
 _LOOK_EVERY = 0.25  # seconds between two Loads
+_IDLE = 1.0  # seconds without a run, before what may wait for such a time is done
 
 
 @dataclass(frozen=True)
@@ -539,9 +541,18 @@ class Service(OfOneProcess):
 
     def _wait_for_runs(self) -> bool:
         """Sleep until there is a run; False when there will be no more."""
+        if not self._has_come(_IDLE):
+            collect_while_idle()
+            self._has_come(None)
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or not self._takes_runs)
             return bool(self._waiting) and not self._is_closing
+
+    def _has_come(self, seconds: float | None) -> bool:
+        """Whether there is a run within so many seconds, or there will be no more."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: bool(self._waiting) or not self._takes_runs, seconds
+            )
 
     def _take(self) -> tuple[Handle, Run] | None:
         """The next run that waits; it is live from now on."""

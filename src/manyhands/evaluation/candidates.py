@@ -20,7 +20,7 @@ from manyhands.evaluation.seeds import seed_of
 from manyhands.evaluation.sitting import Sitting, sit
 from manyhands.prompts.hogwild import TeamPrompt
 from manyhands.prompts.votes import VotesPrompt
-from manyhands.replay.trace import record
+from manyhands.replay.trace import header_of, record
 from manyhands.schema.lines import Line
 from manyhands.schema.plain import to_plain
 from manyhands.schema.setting import check_given, whole_number
@@ -149,9 +149,8 @@ class MethodCandidate:
                 failed.append(Answered(one, error))
             else:
                 if self.traced is not None:
-                    header = {**self.traced, "vocabulary": self.text.vocabulary, **spec.to_plain()}
                     lines = traces[one.key] = []
-                    strategy = record(strategy, header, lines.append)
+                    strategy = record(strategy, header_of(spec, self.traced), lines.append)
                 yield one, strategy if self.tree is None else share_prompt(strategy, self.tree)
 
     def _answered(self, sitting: Sitting) -> Answered:

@@ -31,6 +31,7 @@ other names are somebody else's, are not counted, and stay: a folder may be give
 
 from __future__ import annotations
 
+import errno
 import heapq
 import json
 import logging
@@ -64,6 +65,7 @@ _UNNAMED_VERSION = "2"  # of folders whose names tell none
 _SUFFIX, _UNFINISHED = ".safetensors", ".part"
 # Digests, which nothing else in the folder has for a name.
 _MODEL, _SHEET = re.compile("[0-9a-f]{32}(?:-v([0-9]+))?"), re.compile("[0-9a-f]{64}")
+_FULL = (errno.ENOSPC, errno.EDQUOT)  # of these there is more where another file goes
 _STALE = 600  # seconds without a byte after which an unfinished file is a dead writer's
 _MOST_READERS = 16
 _AT_ONCE = 4 << 20  # bytes that a reader asks for
@@ -87,8 +89,10 @@ _DTYPES = {
     torch.int8: "I8",
     torch.int64: "I64",
 }
+_FEW_TO_BEGIN = 4  # times that folders are made, with a sheet less each time
 _FEW = 1000  # sheets of a folder that is looked at whenever one is written
 _SELDOM = 20  # times as long as a look took lie between two of a larger folder
+_CLOCKS = 60 * 10**9  # nanoseconds by which clocks of machines that share a folder may differ
 _ORDER = 1000  # nanoseconds by which a sheet is older than the one before it
 
 
@@ -155,7 +159,8 @@ class SheetFiles:
         self._lock = Lock()  # of what follows; threads change it
         self._waiting: dict[str, int] = {}  # bytes of the sheets that are being written
         self._refused: set[str] = set()
-        self._is_full = False
+        self._is_full = False  # the last sheet could not be written
+        self._is_short = False  # the disk has been full before the limit was reached
         self._reading: dict[str, Future[_Read | None]] = {}
         self._done: dict[str, Callable[[], object]] = {}  # of sheets that a device fetches
         _make(self._own, folder, model)
@@ -235,7 +240,7 @@ class SheetFiles:
             told = {"version": VERSION, "model": self.model, "sheet": name, **sums}
             parts = _parts(taken.tensors, told)
             size = sum(map(len, parts))
-            if self._make_room(size):
+            if self._make_room(size, written_at):
                 self._put(name, parts, written_at)
                 self._kept.enter(str(self._path(name)), size, written_at)
                 self.count(bytes_written=size)
@@ -258,6 +263,29 @@ class SheetFiles:
                 self._waiting.pop(name, None)
 
     def _put(self, name: str, parts: Sequence[memoryview], written_at: int) -> None:
+        """Write a sheet; on a disk that is full, in the place of those that were used less recently."""
+        size, freed = sum(map(len, parts)), 0
+        while True:
+            try:
+                self._put_once(name, parts, written_at)
+                return
+            except OSError as error:
+                # Where more than it takes is free by now, somebody else takes that, and the others would go in vain.
+                if error.errno not in _FULL or freed > 2 * size:
+                    raise
+                if (removed := self._kept.remove_oldest(written_at)) is None:
+                    raise
+            freed += removed
+            self.count(sheets_dropped=removed > 0)
+            if removed and not self._is_short:  # once
+                self._is_short = True
+                LOG.warning(
+                    "%s: the disk is full with %d bytes of sheets, of the %d that the cache may take; "
+                    "the sheets that were used least recently go",
+                    *(self.folder, self._kept.num_bytes + removed, self.limit),
+                )
+
+    def _put_once(self, name: str, parts: Sequence[memoryview], written_at: int) -> None:
         _make_folders(self.folder, self._own)  # once more where somebody has emptied the cache
         number, place = tempfile.mkstemp(_UNFINISHED, ".", self._own)  # for this user alone
         try:
@@ -273,15 +301,15 @@ class SheetFiles:
                 os.unlink(place)
             raise
 
-    def _make_room(self, num_bytes: int) -> bool:
-        """Remove the sheets that were used least recently until so many bytes fit; False: they never will."""
+    def _make_room(self, num_bytes: int, used: int) -> bool:
+        """Remove the sheets that were used least recently until so many bytes fit; False: all that are left were used behind `used`."""
         if num_bytes > self.limit:
             return False
         self._kept.look()
         while self._kept.num_bytes + num_bytes > self.limit:
-            if (removed := self._kept.remove_oldest()) is None:
+            if (removed := self._kept.remove_oldest(used)) is None:
                 return False
-            self.count(sheets_dropped=removed)
+            self.count(sheets_dropped=removed > 0)
         return True
 
     # -- reading ---------------------------------------------------------------------------------
@@ -444,9 +472,7 @@ def _make(own: Path, folder: Path, model: str) -> None:
         with suppress(OSError):
             (folder / model).rename(own)
     try:
-        _make_folders(folder, own)
-        with tempfile.TemporaryFile(dir=own):
-            pass
+        _try_out(own, folder)
     except OSError as error:
         raise OutputFailed(
             f"the cache {str(folder)!r} cannot be written to: {error.strerror}",
@@ -459,6 +485,22 @@ def _make(own: Path, folder: Path, model: str) -> None:
             "Remove them if no other release of manyhands uses them",
             *(folder, VERSION, ", ".join(others)),
         )
+
+
+def _try_out(own: Path, folder: Path) -> None:
+    """Make the folders and a file in them. The disk may be full of sheets alone: then a few that were used least recently go."""
+    kept = _Kept(folder)
+    for left in reversed(range(_FEW_TO_BEGIN)):
+        try:
+            _make_folders(folder, own)
+            with tempfile.TemporaryFile(dir=own):
+                return
+        except OSError as error:
+            if error.errno not in _FULL or not left:
+                raise
+            kept.look()
+            if kept.remove_oldest(time.time_ns()) is None:
+                raise
 
 
 def _version_of(folder: str) -> str | None:
@@ -522,7 +564,7 @@ class _Kept:
             elif end == _SUFFIX and _SHEET.fullmatch(name):
                 with suppress(FileNotFoundError):  # another process was faster
                     told = os.stat(entry.path)
-                    self.enter(entry.path, told.st_size, told.st_mtime_ns)
+                    self.enter(entry.path, told.st_size, _used(told))
             else:
                 _remove_if_dead(entry)
         for path in left:
@@ -544,24 +586,35 @@ class _Kept:
         _, num_bytes = self._known.pop(path, (0, 0))
         self.num_bytes -= num_bytes
 
-    def remove_oldest(self) -> bool | None:
-        """Remove the sheet that was used least recently. False: another process has removed it; None: there is none."""
+    def remove_oldest(self, before: int) -> int | None:
+        """Remove the sheet that was used least recently; its bytes. 0: another process has removed it.
+
+        None: there is none that was used `before` (nanoseconds).
+        """
         while self._order:
             used, path = self._order[0]
             known, num_bytes = self._known.get(path, (None, 0))
             if known == used:
                 try:
-                    if (since := os.stat(path).st_mtime_ns) > used:
+                    if (since := _used(os.stat(path))) > used:
                         self.enter(path, num_bytes, since)
                         continue
+                    if used >= before:
+                        return None
                     os.unlink(path)
                 except FileNotFoundError:
                     self._forget(path)
-                    return False
+                    return 0
                 self._forget(path)
-                return True
+                return num_bytes
             heapq.heappop(self._order)
         return None
+
+
+def _used(told: os.stat_result) -> int:
+    """When a sheet was used, in nanoseconds; 0: it is dated in the future, by a clock that was put right since."""
+    used = told.st_mtime_ns
+    return used if used <= time.time_ns() + _CLOCKS else 0
 
 
 def _entries_of_models(folder: Path) -> Iterator[os.DirEntry[str]]:

@@ -39,6 +39,8 @@ from manyhands.schema.setting import as_found, check_function, check_given, is_n
 from manyhands.strategies.base import Answer, AnswerT, Asked, Work, check_generator
 from manyhands.strategies.events import EngineEvent, Event, from_line, to_line
 from manyhands.strategies.listening import ITEMS, Heard, Listen
+from manyhands.strategies.methods import METHODS
+from manyhands.strategies.run_spec import RunSpec
 
 SCHEMA = 1
 TRACE_LINES = Format(
@@ -58,6 +60,17 @@ SCORE = "score"  # in the header of a run that was graded: 0 to 1
 _LARGEST_TOKEN = 1 << 31
 TracedItem = int | tuple[tuple["TracedItem", ...], ...]  # a block of a view, or its lanes
 _Listed = int | list[list["_Listed"]]  # the same as JSON has it
+
+
+def header_of(spec: RunSpec, place: Mapping[str, Any]) -> dict[str, Any]:
+    """The header of a run's trace, in one form at every door.
+
+    `place` says by which model and where, with what the run is computed: its `versions` are joined by that of the
+    distribution of an installed method.
+    """
+    name = spec.method.name
+    own = METHODS.version(name) if name in METHODS else {}
+    return {**place, "versions": {**place.get("versions", {}), **own}, **spec.to_plain()}
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from manyhands.cache.prefixes import PrefixTree
 from manyhands.cache.step import Choice
 from manyhands.errors import InvalidRequest, ManyhandsError, counted
 from manyhands.prompts.load import Prompts
-from manyhands.replay.trace import record
+from manyhands.replay.trace import header_of, record
 from manyhands.schema.lines import Line
 from manyhands.schema.openai import (
     CHAT,
@@ -98,6 +98,7 @@ class Served:
     seed: int | None = None  # of requests that name none; None: each has one of its own
     own: Choice | None = None  # how the model samples by itself
     vocabulary: int | None = None  # how many tokens the network knows; None: not said
+    place: Mapping[str, Any] = field(default_factory=dict)  # of traces, see `header_of`
     # Why the model was not made for this question, this number of workers and this method; None if it was.
     outside: Callable[[str, int, str], str | None] | None = None
 
@@ -166,7 +167,7 @@ class Asked:
         if self.spec is not None:
             most, text = served.limits.run_events, served.text
             named = {"model": served.name, "vocabulary": text.vocabulary}
-            header = {**named, **self.spec.to_plain()}
+            header = header_of(self.spec, {**named, **served.place})
 
             def write(line: Line) -> None:
                 if len(trace) < most:

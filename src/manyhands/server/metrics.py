@@ -170,11 +170,11 @@ class _Engine:
                 shelf.sheets_refused,
             ),
             "disk_cache_dropped": (
-                "Sheets that were removed to keep to the size of the folder.",
+                "Sheets that were removed to keep to the size of the folder, or as the disk was full.",
                 shelf.sheets_dropped,
             ),
             "disk_cache_skipped": (
-                "Sheets that were not saved: the disk was slow, or full.",
+                "Sheets that were not saved: the disk was slow, or full, or all that it has was used since.",
                 shelf.sheets_skipped,
             ),
         }

@@ -24,7 +24,7 @@ from manyhands.errors import UnsupportedModel, install_hint
 from manyhands.hub import damaged
 from manyhands.model.gguf.config import ROPE_FACTORS, architecture_of
 from manyhands.model.gguf.header import Header, TensorAt
-from manyhands.model.quantised.w4a16 import Int4Linear, pack
+from manyhands.model.quantised.w4a16 import Int4Linear, pack, without_nothing
 
 GROUP = 32
 PACKED = frozenset({"Q4_0", "Q4_1"})
@@ -127,7 +127,8 @@ class Blocks:
         if lowest is not None:
             # Around the middle both parts of w are small, and so is what 16 bits round away of them.
             offsets = lowest.float() + 8 * scales.float()
-        return Int4Linear(pack(q.flatten(1)), scales, zeros, bias, offsets=offsets)
+        numbers = without_nothing(q.flatten(1), scales, zeros)
+        return Int4Linear(pack(numbers), scales, zeros, bias, offsets=offsets)
 
     def dequantised(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """The weight [N, K] as ordinary numbers."""

@@ -24,13 +24,26 @@ import torch
 from torch import Tensor
 
 from manyhands.errors import UnsupportedModel, counted
-from manyhands.model.quantised.w4a16 import GROUPS, Int4Linear, group_for, pack
+from manyhands.model.quantised.w4a16 import GROUPS, Int4Linear, group_for, pack, without_nothing
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _IN_ORDER = tuple(range(8))
 _ONES = 0x11111111  # 1 in each of the eight
 _HINT = "use a 4-bit AWQ (gemm) or GPTQ checkpoint, or one that is not quantised"
 _DAMAGED = "the checkpoint is damaged; download it again"
+# Entries of a layer's own that its tensors tell, or that no reader needs.
+_TOLD_BY_TENSORS = frozenset(
+    {
+        "group_size",
+        "desc_act",
+        "act_group_aware",
+        "static_groups",
+        "sym",
+        "mse",
+        "damp_percent",
+        "damp_auto_increment",
+    }
+)
 _SCALES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -84,6 +97,7 @@ class Packing:
                 f"{tuple(scales.shape)} scales, which do not belong together",
                 hint=_HINT,
             )
+        q = without_nothing(q, scales, zeros)
         repeat = _repeat(inputs, inputs // groups)
         scales, zeros = (x.repeat_interleave(repeat, dim=0) for x in (scales, zeros))
         return Int4Linear(pack(q), scales, zeros.to(torch.uint8), bias, order)
@@ -103,8 +117,7 @@ def read_packing(quantization: Mapping[str, Any]) -> Packing | None:
         raise UnsupportedModel(
             f"its {method.upper()} weights have {bits!r} bits, not 4", hint=_HINT
         )
-    if quantization.get("dynamic"):
-        raise UnsupportedModel("its layers are quantised in different ways", hint=_HINT)
+    _check_dynamic(quantization)
     if method == "awq":
         version = _said(quantization, "version", "format") or "gemm"
         if version != "gemm":
@@ -118,6 +131,32 @@ def read_packing(quantization: Mapping[str, Any]) -> Packing | None:
         zeros_less_one=layout == "gptq",
         is_in_order=quantization.get("desc_act") is False,
     )
+
+
+def _check_dynamic(quantization: Mapping[str, Any]) -> None:
+    """Raise UnsupportedModel if some layers are packed in another way than the others (GPTQModel's `dynamic`).
+
+    Its keys are patterns of layers' names: those behind "-:" are not packed, which their tensors say again; others have entries of
+    their own. Groups may have any size, and inputs any order, for each layer's tensors tell them.
+    """
+    dynamic = quantization.get("dynamic") or {}
+    if not isinstance(dynamic, Mapping):
+        raise UnsupportedModel(
+            f"its quantization_config has dynamic {dynamic!r}, expected patterns with entries",
+            hint=_HINT,
+        )
+    for pattern, own in dynamic.items():
+        if str(pattern).startswith("-:") or not own:
+            continue
+        changed = own if isinstance(own, Mapping) else {"": own}
+        for name, value in changed.items():
+            if name not in _TOLD_BY_TENSORS and value != quantization.get(name):
+                entry = f"{name} {value!r}" if name else repr(value)
+                raise UnsupportedModel(
+                    f"its layers {str(pattern).removeprefix('+:')!r} are packed in another way than the others: {entry} in dynamic, "
+                    f"and {quantization.get(name)!r} in its quantization_config",
+                    hint=_HINT,
+                )
 
 
 def _said(quantization: Mapping[str, Any], *names: str) -> str | None:

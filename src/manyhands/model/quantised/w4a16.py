@@ -263,6 +263,19 @@ def pack(q: Tensor) -> Tensor:
     return words.contiguous()
 
 
+def without_nothing(q: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    """Numbers [N, K], those of groups with a scale of 0 exchanged for their zeros (scales and zeros [G, N]).
+
+    The weights are the same. But our kernel in compact form adds up products of numbers less their zeros in units of scales, and 2^-24
+    stands in the place of 0 there.
+    """
+    nothing = (scales == 0).t()[..., None]
+    if not bool(nothing.any()):
+        return q
+    grouped = q.unflatten(1, (len(scales), -1))
+    return torch.where(nothing, zeros.t()[..., None].to(q.dtype), grouped).flatten(1)
+
+
 def unpack(packed: Tensor, outputs: int) -> Tensor:
     """The bytes that `pack` packed: int32 [N / 64, K / 32, 256] -> bytes [N, K]."""
     blocks, steps, _ = packed.shape
