@@ -115,9 +115,13 @@ def test_a_strike_that_came_before_a_wait_is_repeated(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(stopping, "_strike_main_thread", late)
     began = time.monotonic()
-    with pytest.raises(typer.Exit) as left, guarded():
+
+    def work() -> None:
         stopping._soon(signal.SIGINT)
         time.sleep(_LONG)
+
+    with pytest.raises(typer.Exit) as left, guarded():
+        work()
     assert left.value.exit_code == 130
     assert time.monotonic() - began < _LONG
     time.sleep(0.1)
