@@ -32,6 +32,7 @@ FILES = (
     "tests/model/test_on_gpu.py",
     "tests/model/test_kernels.py",
     "tests/attention/test_triton.py",
+    "tests/attention/test_latents.py",
 )
 _TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 _EVERY = 5.0  # seconds between two lines of progress

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.warm import COMMAND
+from tests.warm import COMMAND, run
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE_METHOD = ROOT / "examples" / "your_own_method"
@@ -74,12 +74,11 @@ def environment(site: Path) -> dict[str, str]:
 
 
 def ran(site: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """`manyhands` with these arguments, where `site` is installed."""
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        env=environment(site),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        stdin=subprocess.DEVNULL,
-    )
+    """`manyhands` with these arguments, where `site` is installed: in a copy of a process that has imported torch, and nothing of ours."""
+    with open(os.devnull) as nothing:
+        return run(
+            [*COMMAND, *map(str, arguments)],
+            env=environment(site),
+            timeout=120,
+            stdin=nothing.fileno(),
+        )

@@ -11,6 +11,7 @@ import pytest
 from huggingface_hub import constants
 
 from manyhands import bundled
+from manyhands.evaluation import grading
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -69,8 +70,9 @@ def test_mistakes_end_in_a_message(printed: Callable[..., str]) -> None:
         printed("ask_a_server.py", "http://127.0.0.1:9")
 
 
-def test_your_own_task(printed: Callable[..., str]) -> None:
-    """The process that grades the answers imports the example as its main module."""
+def test_your_own_task(printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that grades the answers imports the example as its main module, which takes seconds; one is enough for two answers."""
+    monkeypatch.setattr(grading, "usual_graders", lambda: 1)
     told = printed("your_own_task.py").splitlines()
     friday, monday = sorted(told)  # the first that is done tells first
     assert monday.startswith("Monday: 48,57 after ")

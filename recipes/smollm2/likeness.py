@@ -49,12 +49,12 @@ def answers(exam: Path) -> list[dict[str, list[int]]]:
 
 def main(exam: Path, out: Path) -> None:
     """Write a line for each template, the most alike first, and the sums of both halves."""
+    asked = answers(exam)
     told = [
         (story.name, runs(story.template(Random(f"{story.name}{turn}")).text))
         for story in written_stories()
         for turn in range(_TOLD)
     ]
-    asked = answers(exam)
     found: list[dict[str, Any]] = []
     for template in FRESH:
         own = runs(template.text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from benchmarks import (
     disk_cache,
     gpu_tables,
+    gpu_tests,
     lockstep,
     long_history,
     one_gpu,
@@ -256,3 +258,10 @@ def test_the_sanitised_tests_are_there(request: pytest.FixtureRequest) -> None:
         name for name in one_gpu._SANITISED if name.split("::")[0] in files and name not in found
     ]
     assert not missing
+
+
+def test_contributors_are_told_the_files_that_gpu_tests_runs() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (told,) = re.findall(r"^\.venv/bin/pytest -p no:benchmark -n \d+ (.+)$", page, re.MULTILINE)
+    assert sorted(told.split()) == sorted(gpu_tests.FILES)
+    assert all((ROOT / file).is_file() for file in gpu_tests.FILES)

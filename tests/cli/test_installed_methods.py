@@ -18,7 +18,7 @@ import manyhands
 from manyhands.cli.output import version_of
 from manyhands.cli.solve import EXAMPLE
 from tests.installing import EXAMPLE_METHOD, a_method, environment, example_installed, laid_out, ran
-from tests.warm import COMMAND
+from tests.warm import COMMAND, Warm
 
 
 def as_json(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -100,9 +100,7 @@ def test_the_exam_has_it(site: Path, tmp_path: Path) -> None:
 
 def test_the_server_has_it(site: Path) -> None:
     command = [*COMMAND, "serve", "--port", "0", "--memory-tokens", "8192"]
-    server = subprocess.Popen(
-        command, env=environment(site), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    server = Warm(command, env=environment(site), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         assert server.stderr is not None
         told = []

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,13 +18,14 @@ from typing import Any
 import pytest
 import typer
 
-from manyhands.cli import EXIT_CODES
+from manyhands.cli import EXIT_CODES, stopping
 from manyhands.cli.evaluate import _judge
 from manyhands.cli.guard import EXIT_NO_ANSWER, EXIT_READER_GONE, going_on, guarded, impossible_path
 from manyhands.cli.stopping import HaltRequest, Stopped, StopRequest
 from manyhands.errors import ManyhandsError
 from manyhands.evaluation.judge import RUBRICS
 
+_LONG = 20  # seconds
 ENDS = [(signal.SIGTERM, 143, "terminated"), (signal.SIGHUP, 129, "the terminal has gone")]
 
 
@@ -88,16 +89,60 @@ def test_an_import_of_a_library_is_not_struck(
     body = "import signal\nsignal.raise_signal(signal.SIGINT)\nis_whole = True\n"
     (tmp_path / "a_library.py").write_text(body, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
+    began = time.monotonic()
 
     def work() -> None:
         import_module("a_library")
-        time.sleep(20)
+        time.sleep(_LONG)
 
     with pytest.raises(typer.Exit) as left, guarded():
         work()
     assert left.value.exit_code == 130
+    assert time.monotonic() - began < _LONG, "nothing was waited for"
     assert sys.modules.pop("a_library").is_whole
     assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_strike_that_came_before_a_wait_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python notes a signal that strikes just before a wait, and the wait goes on."""
+    strikes: list[int] = []
+    strike = stopping._strike_main_thread
+
+    def late(number: int) -> None:
+        strikes.append(number)
+        if len(strikes) == 3:
+            strike(number)
+
+    monkeypatch.setattr(stopping, "_strike_main_thread", late)
+    began = time.monotonic()
+
+    def work() -> None:
+        stopping._soon(signal.SIGINT)
+        time.sleep(_LONG)
+
+    with pytest.raises(typer.Exit) as left, guarded():
+        work()
+    assert left.value.exit_code == 130
+    assert time.monotonic() - began < _LONG
+    time.sleep(0.1)
+    assert strikes == [signal.SIGINT] * 3
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_whoever_hears_a_repeated_strike_hears_it_once(is_ours: bool) -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        with guarded(), ExitStack() as inside:
+            if is_ours:
+                signal.signal(signal.SIGTERM, stopping._stop)
+                stop = inside.enter_context(StopRequest())
+            stopping._soon(signal.SIGTERM)
+            time.sleep(0.15)
+            assert heard == ([] if is_ours else [signal.SIGTERM])
+            assert not is_ours or stop.asked
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 TWICE = """
@@ -110,7 +155,7 @@ with guarded():
 
 
 def test_a_second_signal_does_not_wait_for_an_import(tmp_path: Path) -> None:
-    body = "import signal, time\nsignal.raise_signal(signal.SIGINT)\nsignal.raise_signal(signal.SIGINT)\ntime.sleep(20)\n"
+    body = "import signal, time\nsignal.raise_signal(signal.SIGINT)\nsignal.raise_signal(signal.SIGINT)\ntime.sleep(100)\n"
     (tmp_path / "a_library.py").write_text(body, encoding="utf-8")
     ended = _run(["-c", TWICE], tmp_path)
     assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
@@ -151,7 +196,7 @@ elif sys.argv[1] == "eaten":
     try:
         with guarded():
             Ending()
-            time.sleep(20)
+            time.sleep(100)
     except Exception as error:
         sys.exit(error.exit_code)
 """
@@ -175,6 +220,7 @@ def test_signals_are_heard_where_no_command_hears_them(
 
 
 def _run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Of a process that is done before what it waits for is over."""
     return subprocess.run(
         [sys.executable, *words],
         cwd=folder,

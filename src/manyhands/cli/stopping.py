@@ -28,6 +28,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from types import FrameType
@@ -43,6 +44,7 @@ def _known(*names: str) -> tuple[signal.Signals, ...]:
 
 _ENDS = _known("SIGINT", "SIGTERM", "SIGHUP")
 _AGAIN = 0.01  # seconds until a signal strikes again
+_AT_LEAST_EVERY = 1.0  # seconds between strikes that nobody has heard
 _HALTS = _known("SIGTSTP", "SIGCONT")
 _WORDS = {"SIGTERM": "terminated", "SIGHUP": "the terminal has gone"}
 
@@ -71,9 +73,11 @@ def word_for(number: int) -> str:
 
 
 _waiting: set[int] = set()  # signals that wait for the end of an import
+_unheard: set[int] = set()  # signals that strike once more, until their handler has begun
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
+    _unheard.discard(number)
     if not _imports_library(frame):
         raise Stopped(number)
     if number in _waiting:
@@ -99,11 +103,18 @@ def _imports_library(frame: FrameType | None) -> bool:
 
 
 def _soon(number: int) -> None:
-    """Have the signal strike once more, in a moment; now where there are no more threads."""
+    """Have the signal strike the main thread once more, in a moment; now where there are no more threads."""
 
     def strike() -> None:
         _waiting.discard(number)
-        signal.raise_signal(number)
+        _unheard.add(number)
+        pause = _AGAIN
+        while number in _unheard:
+            _strike_main_thread(number)
+            if not _says_that_it_hears(signal.getsignal(number)):
+                break
+            time.sleep(pause)
+            pause = min(2 * pause, _AT_LEAST_EVERY)
 
     timer = threading.Timer(_AGAIN, strike)
     timer.daemon = True
@@ -111,6 +122,23 @@ def _soon(number: int) -> None:
         timer.start()
     except RuntimeError:
         raise Stopped(number) from None
+
+
+def _strike_main_thread(number: int) -> None:
+    """Send the signal to the thread that handles all of them: one that strikes another thread ends no wait of the main one.
+
+    Nor does one that strikes the moment before a wait begins, which is likely: the main thread hands over to this one there.
+    """
+    main = threading.main_thread().ident
+    if main is not None and hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(main, number)
+    else:  # Windows
+        signal.raise_signal(number)
+
+
+def _says_that_it_hears(handler: object) -> bool:
+    """Whether it ends the strikes, so that it is called once however many there are."""
+    return getattr(handler, "__func__", handler) in (_stop, _leave, StopRequest._hear)
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
@@ -239,6 +267,7 @@ class StopRequest(_Hearing):
         return self.number is not None
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
+        _unheard.discard(number)
         if self.asked:
             _stop(number, frame)
         self.number = number

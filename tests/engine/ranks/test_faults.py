@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from tests.covers import spared
 from tests.engine.ranks.faults import NO_ROOM
 from tests.engine.small import TOKENIZER, small_config
 from tests.model.families_zoo import tiny_model
+from tests.warm import run
 
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 pytestmark = pytest.mark.skipif(
@@ -35,14 +35,12 @@ def tried(folder: Path, size: int, cases: Sequence[str]) -> list[dict[str, Any]]
     with quiet():
         tiny_model(small_config(2 * size, size)).save_pretrained(folder)
     TOKENIZER.save_pretrained(folder)
-    ended = subprocess.run(
+    ended = run(
         [sys.executable, "-m", "tests.engine.ranks.faults", str(folder), str(size), *cases],
-        capture_output=True,
-        text=True,
         timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=True,
     )
+    assert ended.returncode == 0, ended.stderr
     return [json.loads(line) for line in ended.stdout.splitlines()]
 
 

@@ -21,8 +21,9 @@ from tests.model.families_zoo import NO_TOKENIZER
 
 pytest.importorskip("triton", reason="Triton comes for Linux only")
 
-from manyhands.attention.prepared import Prepared
+from manyhands.attention.prepared import Capacity, Prepared
 from manyhands.attention.triton_backend import TritonBackend
+from manyhands.attention.work import Tiling
 from manyhands.cache.block import Block
 from manyhands.cache.pages import Move
 from manyhands.cache.step import Row, Step
@@ -60,6 +61,13 @@ def small_capacities(monkeypatch: pytest.MonkeyPatch) -> None:
     """Padding costs the interpreter time; and it runs one kernel at a time."""
     few = replace(capacities.LEAST, entries=4, pages=4, small=4, partials=8, most_partials=4)
     monkeypatch.setattr(capacities, "LEAST", few)
+    # The interpreter loads nothing, so one of what no recording has is enough for ranks to tell each other.
+    all_of = capacities.uncommon_capacities
+
+    def one(tiling: Tiling) -> list[Capacity]:
+        return [min(all_of(tiling), key=lambda each: each.num_integers)]
+
+    monkeypatch.setattr(capacities, "uncommon_capacities", one)
     one_at_a_time = threading.Lock()
     for name in ("append", "attend", "move"):
         right: Any = getattr(TritonBackend, name)

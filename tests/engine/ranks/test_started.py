@@ -28,6 +28,7 @@ from manyhands.engine.ranks.world import World, heard_by_torchrun, say_there_is_
 from manyhands.errors import InvalidRequest, RanksFailed
 from manyhands.model.settings import ModelSettings
 from tests.engine.ranks.test_processes import WORKS, is_gone
+from tests.warm import COMMAND, run
 
 TWO = ModelSettings("bundled", device="cpu", ranks=2)
 IMPORTS = f"{WORKS.rpartition('.')[0]}.slow_import:body"
@@ -319,13 +320,7 @@ def test_a_command_that_is_ended_while_all_import_leaves_none(
 def test_a_mistake_of_the_user_reads_as_before_and_leaves_none(tmp_path: Path) -> None:
     log = tmp_path / "log"
     asked = ["solve", "--device", "cuda:1", "--ranks", "2", "--workers", "1", "1 + 1"]
-    ended = subprocess.run(
-        [sys.executable, "-m", "manyhands", *asked],
-        env={**os.environ, LOG: str(log)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    ended = run([*COMMAND, *asked], env={**os.environ, LOG: str(log)})
     assert ended.returncode == InvalidRequest.exit_code
     assert "error: device is 'cuda:1', and 2 ranks share the model" in ended.stderr
     assert not with_log(log)
