@@ -4,7 +4,7 @@ from manyhands import Block, Engine, SoloSettings, TeamPrompt, Text, View
 from manyhands.strategies.base import Work
 from manyhands.strategies.budgeted import BudgetedRun
 from manyhands.strategies.events import Event
-from manyhands.strategies.scene import Scene, Stretch, scene_of
+from manyhands.strategies.scene import Scene, Writing, scene_of
 
 
 class Debate(BudgetedRun):  # budget, context, snapshots, finisher and reply come from there
@@ -43,7 +43,7 @@ class Debate(BudgetedRun):  # budget, context, snapshots, finisher and reply com
         return []  # no events of its own
 
     def scene(self) -> Scene:
-        return scene_of(Stretch(self.heard), [Stretch((w.view.own,), w.feed) for w in self.writers])
+        return scene_of(Writing(self.heard), [Writing((w.view.own,), w.feed) for w in self.writers])
 
 
 if __name__ == "__main__":

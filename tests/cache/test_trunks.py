@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from manyhands.cache import trunks as module
 from manyhands.cache.block import Block
 from manyhands.cache.pages import Strip
-from manyhands.cache.trunks import NOTHING, Stretch, Trunk, Trunks
+from manyhands.cache.trunks import NOTHING, Frozen, Trunk, Trunks
 from manyhands.cache.view import Beginning, Lanes, View
 
-Lies = dict[Block, Stretch]
+Lies = dict[Block, Frozen]
 
 
 def finished(rng: random.Random, count: int) -> Lies:
@@ -27,19 +27,19 @@ def finished(rng: random.Random, count: int) -> Lies:
     for index in range(count):
         block, strip = Block(f"block {index}"), rng.choice(strips)
         block.tokens.extend([0] * rng.randint(1, 4))
-        lies[block.freeze()] = Stretch(strip, strip.num_tokens, block.num_tokens)
+        lies[block.freeze()] = Frozen(strip, strip.num_tokens, block.num_tokens)
         strip.num_tokens += block.num_tokens
     return lies
 
 
-def pieces(blocks: Sequence[Block], lies: Lies) -> tuple[Stretch, ...]:
-    found: list[Stretch] = []
+def pieces(blocks: Sequence[Block], lies: Lies) -> tuple[Frozen, ...]:
+    found: list[Frozen] = []
     for block in blocks:
         strip, low, size = lies[block]
         if found and found[-1].strip is strip and found[-1].low + found[-1].size == low:
-            found[-1] = Stretch(strip, found[-1].low, found[-1].size + size)
+            found[-1] = Frozen(strip, found[-1].low, found[-1].size + size)
         else:
-            found.append(Stretch(strip, low, size))
+            found.append(Frozen(strip, low, size))
     return tuple(found)
 
 
@@ -107,7 +107,7 @@ def test_the_longest_beginning_that_is_known_is_found(seed: int) -> None:
         wanted = longest(known, view, lies)
         assert blocks_of(found) == wanted
         if wanted:
-            assert found.stretches == pieces(wanted, lies)
+            assert found.pieces == pieces(wanted, lies)
             assert found.ends == (*accumulate(block.num_tokens for block in wanted),)
         in_row: list[Block] = []
         for item in view.items[:-1]:

@@ -7,7 +7,7 @@ from manyhands import Block, Conversation, TeamPrompt, View
 from manyhands.strategies.base import Work
 from manyhands.strategies.budgeted import BudgetedRun
 from manyhands.strategies.events import AnswerFound, Event, StepEnded
-from manyhands.strategies.scene import Scene, Stretch, scene_of
+from manyhands.strategies.scene import Scene, Writing, scene_of
 from manyhands_debate.events import RoundHeard
 
 
@@ -51,4 +51,4 @@ class Debate(BudgetedRun):  # budget, context, snapshots, finisher and reply com
             yield StepEnded(self.passes, worker, self.number, writer.step_text)
 
     def scene(self) -> Scene:
-        return scene_of(Stretch(self.heard), [Stretch((w.view.own,), w.feed) for w in self.writers])
+        return scene_of(Writing(self.heard), [Writing((w.view.own,), w.feed) for w in self.writers])

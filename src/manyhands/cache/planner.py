@@ -36,7 +36,7 @@ from manyhands.cache.routes import (
     where_they_differ,
 )
 from manyhands.cache.step import Step
-from manyhands.cache.trunks import Stretch, Trunks
+from manyhands.cache.trunks import Frozen, Trunks
 from manyhands.cache.view import View
 from manyhands.errors import ContextTooLong, OutOfMemory, counted
 from manyhands.native import build as native_build
@@ -348,7 +348,7 @@ class Planner:
             reader.is_known = not beside or growth.keys().isdisjoint(beside)
 
     def _lies(self, piece: Piece, growth: Mapping[Block, int]) -> tuple[int, int, int, int]:
-        if isinstance(piece, Stretch):
+        if isinstance(piece, Frozen):
             return piece.strip.number, piece.low, piece.size, 0
         block, place, _, front = piece
         if place.offset + block.num_tokens > place.strip.num_tokens:
@@ -471,7 +471,7 @@ class Planner:
         if not trunk.blocks:
             return None
         # Blocks from the last one of the trunk on, by their numbers: [R, blocks].
-        finished, first = [*trunk.stretches], len(trunk.blocks) - 1
+        finished, first = [*trunk.pieces], len(trunk.blocks) - 1
         rows: list[tuple[Any, ...]]
         if beginning is None:
             rows = [v.blocks[first:] for v in views]

@@ -7,7 +7,7 @@ behind the frozen one in front of it, where that can be done now (compaction), a
     route    [prompt step 1  step 2] [header] [desk A] [marker desk B]
 
 The last piece is a desk that begins behind a copy of the marker (`cache/fronts.py`), so both are read as one. A block that may still
-grow is a piece of its own, `Live`; finished ones lie in a `Stretch`. Around lanes stand marks, since what follows a lane does not
+grow is a piece of its own, `Live`; finished ones lie in a `Frozen` one. Around lanes stand marks, since what follows a lane does not
 begin where it ends.
 
 When a worker ends its step all views of its team are new, and most of each is what others have met before: a `Walk` is that of the
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from manyhands.cache.block import Block
 from manyhands.cache.pages import Ints, PagePool, Place, Strip
-from manyhands.cache.trunks import NOTHING, Stretch, Trunk, Trunks
+from manyhands.cache.trunks import NOTHING, Frozen, Trunk, Trunks
 from manyhands.cache.view import Item, Lanes, View
 from manyhands.errors import InvalidRequest
 
@@ -63,7 +63,7 @@ class LaneMark(Enum):
         return fork
 
 
-Piece = Stretch | Live
+Piece = Frozen | Live
 Route = tuple[Piece | LaneMark, ...]
 
 
@@ -129,7 +129,7 @@ class Walk:
             else:
                 if self._read_behind is not self._trunk:
                     self._read, self._read_behind = {}, self._trunk
-                strips = frozenset(p.strip.number for p in route if isinstance(p, Stretch))
+                strips = frozenset(p.strip.number for p in route if isinstance(p, Frozen))
                 behind = frozenset(view.blocks[len(self._trunk.blocks) :])
                 key = behind, strips, self._pool.num_joined
                 read = self._read.get(key) or Read.of(route)
@@ -190,7 +190,7 @@ class Walk:
         blocks: list[weakref.ref[Block]] = []  # behind the trunk
         ends: list[int] = []
         end = trunk.ends[-1] if trunk.ends else 0
-        pieces: list[Piece | LaneMark] = list(trunk.stretches)
+        pieces: list[Piece | LaneMark] = list(trunk.pieces)
         previous = trunk.blocks[-1]() if trunk.blocks else None
         begins = len(pieces)  # how many pieces the trunk takes; it ends with the first other piece
         is_waiting = False
@@ -213,7 +213,7 @@ class Walk:
                     fronted = self._behind_copy(view.blocks[index - 1], piece)
                     if fronted is not None:
                         in_front = pieces.pop()
-                        assert isinstance(in_front, Stretch), "it is frozen"
+                        assert isinstance(in_front, Frozen), "it is frozen"
                         if in_front.size > fronted.front:
                             pieces.append(in_front._replace(size=in_front.size - fronted.front))
                         piece = fronted
@@ -225,11 +225,11 @@ class Walk:
                     is_waiting |= self._pool.can_join(block, previous)
                 elif self._pool.join(block, previous) is not None:
                     piece = self._met(block)
-                    assert isinstance(piece, Stretch), "it is frozen"
+                    assert isinstance(piece, Frozen), "it is frozen"
             # A trunk ends before a block that is still to be moved.
             is_behind = begins == len(pieces) and not is_waiting
             last = pieces[-1] if pieces else None
-            if isinstance(last, Stretch) and _touch(last, piece):
+            if isinstance(last, Frozen) and _touch(last, piece):
                 pieces[-1] = last._replace(size=last.size + piece.size)
             else:
                 pieces.append(piece)
@@ -239,8 +239,8 @@ class Walk:
                 ends.append(end := end + piece.size)
             previous = block
         if blocks:
-            stretches = _stretches(pieces[:begins])
-            trunk = Trunk.of(view, (*trunk.blocks, *blocks), stretches, (*trunk.ends, *ends))
+            finished = _finished(pieces[:begins])
+            trunk = Trunk.of(view, (*trunk.blocks, *blocks), finished, (*trunk.ends, *ends))
             self._trunks.add(trunk)
         self._trunk, self._view = trunk, view
         return tuple(pieces), is_waiting
@@ -254,7 +254,7 @@ class Walk:
                 for piece, block in zip(pieces, blocks, strict=True)
             ]
         kinds = list(map(type, pieces))
-        frozen = [at for at, kind in enumerate(kinds) if kind is Stretch]
+        frozen = [at for at, kind in enumerate(kinds) if kind is Frozen]
         behind = [at for last, at in pairwise(frozen) if at == last + 1]
         if any(len(pieces[at].strip.places) == 1 for at in behind):
             return None
@@ -290,7 +290,7 @@ class Walk:
         """Look up where a block lies."""
         place = readable_place(self._pool, block)
         if block.frozen and block.tokens:
-            self._pieces[block] = piece = Stretch(place.strip, place.offset, block.num_tokens)
+            self._pieces[block] = piece = Frozen(place.strip, place.offset, block.num_tokens)
             return piece
         self._pieces[block] = live = Live(block, place, place.strip)
         return live
@@ -357,13 +357,13 @@ def _stands(route: Route) -> dict[Block, int]:
     return found
 
 
-def _touch(one: Stretch, other: Stretch) -> bool:
+def _touch(one: Frozen, other: Frozen) -> bool:
     """Whether the other one begins where the one ends."""
     return one.strip is other.strip and one.low + one.size == other.low
 
 
-def _stretches(pieces: Iterable[Piece | LaneMark]) -> tuple[Stretch, ...]:
-    return tuple(piece for piece in pieces if isinstance(piece, Stretch))
+def _finished(pieces: Iterable[Piece | LaneMark]) -> tuple[Frozen, ...]:
+    return tuple(piece for piece in pieces if isinstance(piece, Frozen))
 
 
 def _marked(items: Sequence[Item]) -> Iterator[Block | LaneMark]:

@@ -3,7 +3,7 @@
 Whenever a worker ends a step, all views of its team are made anew, and all of them begin with the same prompt
 and the same long history. Walking that history block by block for every view would cost workers times steps
 each time, so a team would become slower with every step that it has finished. The run of finished blocks with
-which a view begins, its *trunk*, is kept together with the stretches that it lies in; the next view walks only
+which a view begins, its *trunk*, is kept together with the pieces that it lies in; the next view walks only
 what it has beyond the longest trunk that it shares.
 
     one view      prompt  step 1  step 2  others' header  ...
@@ -26,7 +26,7 @@ from manyhands.cache.view import Lanes, View
 _MOST = 64  # trunks that begin with one block, as those of teams under one system prompt do
 
 
-class Stretch(NamedTuple):
+class Frozen(NamedTuple):
     """Neighbouring frozen blocks of a view that lie in one piece: `size` keys of `strip` from `low`."""
 
     strip: Strip
@@ -38,7 +38,7 @@ class Trunk(NamedTuple):
     """Finished blocks with which a view begins, and the pieces they lie in."""
 
     blocks: tuple[weakref.ref[Block], ...]
-    stretches: tuple[Stretch, ...]
+    pieces: tuple[Frozen, ...]
     ends: tuple[int, ...]  # per block: keys of the view up to its end
     # The first of its blocks, so many, are those of this line of beginnings (`cache/view.py::Beginning`).
     line: object = None
@@ -49,31 +49,31 @@ class Trunk(NamedTuple):
         cls,
         view: View,
         blocks: Sequence[weakref.ref[Block]],
-        stretches: Sequence[Stretch],
+        pieces: Sequence[Frozen],
         ends: Sequence[int],
     ) -> Trunk:
         """The beginning of a view, as far as it was walked."""
         beginning = view.beginning
         line, size = (None, 0) if beginning is None else (beginning.line, len(beginning.blocks))
-        return cls(tuple(blocks), tuple(stretches), tuple(ends), line, min(size, len(blocks)))
+        return cls(tuple(blocks), tuple(pieces), tuple(ends), line, min(size, len(blocks)))
 
     def upto(self, count: int) -> Trunk:
         """The trunk of the first `count` blocks, for a walk to go on from: if they are fewer, of no line."""
         if count == len(self.blocks):
             return self
         num_keys = self.ends[count - 1] if count else 0
-        kept: list[Stretch] = []
-        for stretch in self.stretches:
+        kept: list[Frozen] = []
+        for piece in self.pieces:
             if num_keys <= 0:
                 break
-            kept.append(stretch._replace(size=min(stretch.size, num_keys)))
-            num_keys -= stretch.size
+            kept.append(piece._replace(size=min(piece.size, num_keys)))
+            num_keys -= piece.size
         return Trunk(self.blocks[:count], tuple(kept), self.ends[:count])
 
     @property
     def has_moved(self) -> bool:
         """Whether a block of it was moved behind another one since."""
-        return any(stretch.strip.left for stretch in self.stretches)
+        return any(piece.strip.left for piece in self.pieces)
 
 
 NOTHING = Trunk((), (), ())

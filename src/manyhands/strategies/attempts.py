@@ -26,7 +26,7 @@ from manyhands.strategies.base import Work
 from manyhands.strategies.budgeted import BudgetedRun
 from manyhands.strategies.ending import Ending, EndWords
 from manyhands.strategies.events import AnswerFound, Event, ReplyWritten, StepEnded, WorkerStopped
-from manyhands.strategies.scene import Scene, Stretch, scene_of
+from manyhands.strategies.scene import Scene, Writing, scene_of
 from manyhands.strategies.settings import AttemptSettings
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text
@@ -60,7 +60,7 @@ class Attempt:
 
     def scene(self) -> Scene:
         """The scene that an ending of this attempt alone reads."""
-        return scene_of(Stretch(self.writer.view.items, self.writer.unread))
+        return scene_of(Writing(self.writer.view.items, self.writer.unread))
 
 
 @dataclass(frozen=True, eq=False)

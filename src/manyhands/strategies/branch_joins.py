@@ -19,28 +19,28 @@ from types import MappingProxyType
 from manyhands.cache.block import Block
 from manyhands.cache.step import Row
 from manyhands.cache.view import Item, Lanes, View
-from manyhands.strategies.scene import Stretch
+from manyhands.strategies.scene import Writing
 
 # From the trunk and the branches to what stands behind the trunk, and the rows to be fed for it.
 Joined = tuple[tuple[Item, ...], list[Row]]
-Join = Callable[[tuple[Item, ...], Sequence[Stretch]], Joined]
+Join = Callable[[tuple[Item, ...], Sequence[Writing]], Joined]
 
 
-def reencode(trunk: tuple[Item, ...], team: Sequence[Stretch]) -> Joined:
+def reencode(trunk: tuple[Item, ...], team: Sequence[Writing]) -> Joined:
     """All branches in one block behind the trunk, each reading those before it."""
     joined = Block("branches")
     tokens = tuple(token for branch in team for token in branch.tokens())
     return (joined,), [Row(View((*trunk, joined)), tokens)]
 
 
-def stitch(trunk: tuple[Item, ...], team: Sequence[Stretch]) -> Joined:
+def stitch(trunk: tuple[Item, ...], team: Sequence[Writing]) -> Joined:
     """The branches' own blocks, one behind another."""
     parts = [branch.fed(trunk) for branch in team]
     items = tuple(item for items, _ in parts for item in items)
     return items, [row for _, rows in parts for row in rows]
 
 
-def keep(trunk: tuple[Item, ...], team: Sequence[Stretch]) -> Joined:
+def keep(trunk: tuple[Item, ...], team: Sequence[Writing]) -> Joined:
     """The branches' own blocks, side by side."""
     parts = [branch.fed(trunk) for branch in team]
     return (Lanes(items for items, _ in parts),), [row for _, rows in parts for row in rows]

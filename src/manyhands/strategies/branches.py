@@ -42,7 +42,7 @@ from manyhands.strategies.events import (
 )
 from manyhands.strategies.own_words import own_words, spoken
 from manyhands.strategies.parting import ForkRun, WorkerStrand, most_of_parts
-from manyhands.strategies.scene import Scene, Stretch, scene_of
+from manyhands.strategies.scene import Scene, Writing, scene_of
 from manyhands.strategies.settings import BranchSettings, or_usual
 from manyhands.strategies.strand import SLACK, STRIPS, TOKENS_ANEW
 from manyhands.strategies.writer import Writer, tokens_behind
@@ -169,12 +169,12 @@ class _Branch(WorkerStrand):
         found = (self.watch.found or "") + self.watch.rest
         return "terminator" if found.startswith(self.profile.terminator) else "marker"
 
-    def stretch(self) -> Stretch:
+    def as_writing(self) -> Writing:
         """The branch as it would be joined now: with a line break behind the text if it has none."""
-        own = super().stretch()
+        own = super().as_writing()
         if (self.text + self.watch.pending).endswith("\n"):
             return own
-        return Stretch(own.items, own.unfed + tokens_behind(self.writer.vocabulary, "\n"))
+        return Writing(own.items, own.unfed + tokens_behind(self.writer.vocabulary, "\n"))
 
     def visible(self) -> str:
         """The branch as the user reads it."""

@@ -33,7 +33,7 @@ For instance a worker alone; `examples/debate.py` is a team of two:
 
         def scene(self):
             (writer,) = self.writers
-            return scene_of(Stretch(writer.view.items, writer.unread))
+            return scene_of(Writing(writer.view.items, writer.unread))
 
     strategy = Alone(question, text, SoloSettings(budget=500), EndWords(), context=None).play()
 """

@@ -20,7 +20,7 @@ from manyhands.strategies.branch_joins import Join
 from manyhands.strategies.fork_marks import ForkWatch
 from manyhands.strategies.parting import WorkerStrand
 from manyhands.strategies.profiles import Profile
-from manyhands.strategies.scene import Stretch
+from manyhands.strategies.scene import Writing
 from manyhands.strategies.strand import SLACK, Strand
 from manyhands.strategies.writer import Writer
 from manyhands.text import Text
@@ -132,7 +132,7 @@ class Part(WorkerStrand):
 
     def _joined(self, fork: OpenFork) -> tuple[tuple[Item, ...], list[Row]]:
         """Its own text up to the fork and its parts as far as they go, and the rows to be fed for it."""
-        items, rows = self.joining.join(fork.trunk, [part.stretch() for part in fork.team])
+        items, rows = self.joining.join(fork.trunk, [part.as_writing() for part in fork.team])
         return (*fork.trunk[len(self.trunk) :], *items), rows
 
     @property
@@ -164,18 +164,18 @@ class Part(WorkerStrand):
 
     # -- in the text of those around it ----------------------------------------------------------------
 
-    def stretch(self) -> Stretch:
+    def as_writing(self) -> Writing:
         """The part as it would be joined now, its end mark included."""
         words = self.writer.vocabulary
         if self.fork is None:
-            now = super().stretch()
-            own = Stretch((*self._past, *now.items), now.unfed)
+            now = super().as_writing()
+            own = Writing((*self._past, *now.items), now.unfed)
         else:
             items, rows = self._joined(self.fork)
-            own = Stretch(items, self.joining.after, tuple(rows))
-        closed = Stretch(own.items, own.unfed + words.markup(self.ending), own.rows)
+            own = Writing(items, self.joining.after, tuple(rows))
+        closed = Writing(own.items, own.unfed + words.markup(self.ending), own.rows)
         lead = () if self.is_first else words.markup(self.profile.lead)
-        return Stretch((), closed.tokens()[len(lead) :]) if lead else closed
+        return Writing((), closed.tokens()[len(lead) :]) if lead else closed
 
     def visible(self) -> str:
         """The part in the text around it."""

@@ -23,7 +23,7 @@ from manyhands.strategies.events import (
     WorkerJoined,
     WorkerStopped,
 )
-from manyhands.strategies.scene import Scene, Stretch, scene_of
+from manyhands.strategies.scene import Scene, Writing, scene_of
 from manyhands.strategies.strand import SLACK, SideStrand, Strand, StrandRun
 from manyhands.strategies.writer import Writer
 
@@ -164,7 +164,7 @@ class ForkRun(StrandsRun, Generic[P]):
 
     def joined(self) -> tuple[tuple[Item, ...], list[Row]]:
         """The trunk and the parts as far as they go, and the rows to be fed for it."""
-        items, rows = self.join(self.trunk, [part.stretch() for part in self.team])
+        items, rows = self.join(self.trunk, [part.as_writing() for part in self.team])
         return (*self.trunk, *items), rows
 
     def go_on_joined(self) -> Generator[Event, None, None]:
@@ -188,5 +188,5 @@ class ForkRun(StrandsRun, Generic[P]):
         """Parts joined as far as they go, if the budget ended here; else the main strand."""
         if self.team:
             items, rows = self.joined()
-            return scene_of(Stretch(items, self.after), opening=rows)
+            return scene_of(Writing(items, self.after), opening=rows)
         return super().scene()

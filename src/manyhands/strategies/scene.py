@@ -1,6 +1,6 @@
 """The blocks in memory at one moment of a run, and the tokens still to be fed: for endings and joins.
 
-A `Stretch` is a stretch of text: its blocks, and the tokens behind them that no row has fed yet. A `Scene`
+A `Writing` is what was written: its blocks, and the tokens behind them that no row has fed yet. A `Scene`
 is all of a run, as an ending reads it: blocks in order, and the rows that feed what is not fed yet. These
 write to blocks of their own, the tails, so a run can be asked for its answer at any time and goes on as if
 it had not.
@@ -17,8 +17,8 @@ from manyhands.cache.view import Item, View, blocks_of
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """A stretch of text: where it lies in memory, and the tokens behind it that no row has fed yet.
+class Writing:
+    """Text as it lies in memory, and the tokens behind it that no row has fed yet.
 
     `rows` write to blocks that stand among `items`, and have not been asked for either.
     """
@@ -70,10 +70,10 @@ class Scene:
         return tuple(t for block in said for t in (*block.tokens, *unfed.get(block, ())))
 
 
-def scene_of(trunk: Stretch, others: Sequence[Stretch] = (), opening: Sequence[Row] = ()) -> Scene:
+def scene_of(trunk: Writing, others: Sequence[Writing] = (), opening: Sequence[Row] = ()) -> Scene:
     """The scene of `trunk`, and behind it of `others`, each of which has read the trunk alone.
 
-    `opening` are rows that write to blocks of these stretches and have not been asked for either.
+    `opening` are rows that write to blocks of these writings and have not been asked for either.
     """
     ground, rows = trunk.fed()
     items = ground

@@ -37,7 +37,7 @@ from manyhands.strategies.events import (
 )
 from manyhands.strategies.own_words import own_words, spoken
 from manyhands.strategies.parting import StrandsRun, WorkerStrand, most_of_parts
-from manyhands.strategies.scene import Scene, Stretch, scene_of
+from manyhands.strategies.scene import Scene, Writing, scene_of
 from manyhands.strategies.settings import SkeletonSettings, or_usual
 from manyhands.strategies.strand import SLACK, STRIPS, TOKENS_ANEW, Strand
 from manyhands.text import Text
@@ -125,7 +125,7 @@ class _Run(StrandsRun):
         self.prompt = prompt
         self.inserted = prompt.opening  # before the outline, not written by the model
         self.join = text.encode(prompt.join)
-        self.trunk: Stretch | None = None  # the threads read it, while there are any
+        self.trunk: Writing | None = None  # the threads read it, while there are any
         self.threads: list[Thread] = []
         self.num_fixed = (
             len(self.join) + SLACK
@@ -190,7 +190,7 @@ class _Run(StrandsRun):
         """The outline is done; what was written behind it is dropped. It is no part of the reply."""
         strand = self.strand
         unfed = strand.part() if strand.watch.found is not None else self.writer.feed
-        self.trunk, self.writer.stopped = Stretch(strand.view.items, unfed), False
+        self.trunk, self.writer.stopped = Writing(strand.view.items, unfed), False
         self._segment += written
         said = self.end_segment()
         yield StepEnded(self.passes, 0, self.num_segments, said)
@@ -222,7 +222,7 @@ class _Run(StrandsRun):
                     yield StepBegun(self.passes, point.worker, point.step, thread.strand.heading)
             strands = [thread.strand for thread in live]
             yield from self.write_together(strands, lambda part: bool(waiting[part.worker]))
-            self.trunk = Stretch(trunk)
+            self.trunk = Writing(trunk)
             self.check(self._joined_size())
             for thread in live:
                 yield from self._look_at(thread, waiting[thread.point.worker])
@@ -262,7 +262,7 @@ class _Run(StrandsRun):
         """The main strand reads the threads; what they wrote last is fed along with its next pass."""
         items = trunk
         for thread in self.threads:
-            own, rows = thread.strand.stretch().fed(trunk)
+            own, rows = thread.strand.as_writing().fed(trunk)
             items, self.opening = items + own, self.opening + rows
         self.strand, self.trunk = Strand(self.writer, (), items, self.join), None
         yield from self.insert(self.cut(self.prompt.join))
@@ -280,7 +280,7 @@ class _Run(StrandsRun):
         """The main strand, or all threads while there are any."""
         if self.trunk is None:
             return super().scene()
-        return scene_of(self.trunk, [thread.strand.stretch() for thread in self.threads])
+        return scene_of(self.trunk, [thread.strand.as_writing() for thread in self.threads])
 
     def reserve(self) -> Reserve:
         """The most that can be in memory at once: all text, with every thread as long as the budget lets it become."""

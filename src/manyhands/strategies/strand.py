@@ -31,7 +31,7 @@ from manyhands.strategies.events import (
     TokenWritten,
     WorkerStopped,
 )
-from manyhands.strategies.scene import Scene, Stretch, scene_of
+from manyhands.strategies.scene import Scene, Writing, scene_of
 from manyhands.strategies.settings import (
     AsyncThinkSettings,
     BranchSettings,
@@ -128,10 +128,10 @@ class Strand:
         self.writer.view = View(text.items)
         return text.unfed
 
-    def without_mark(self) -> Stretch:
+    def without_mark(self) -> Writing:
         """All before the mark."""
         unfed = tokens_behind(self.writer.vocabulary, self.front)
-        return Stretch((*self.before, *self.blocks[:-1]), unfed)
+        return Writing((*self.before, *self.blocks[:-1]), unfed)
 
     @property
     def num_tokens(self) -> int:
@@ -193,9 +193,9 @@ class SideStrand(Strand):
             if block.num_tokens:
                 block.freeze()
 
-    def stretch(self) -> Stretch:
+    def as_writing(self) -> Writing:
         """The strand as far as it goes."""
-        return Stretch(self.blocks, self.unfed if self.finish_reason else self.writer.feed)
+        return Writing(self.blocks, self.unfed if self.finish_reason else self.writer.feed)
 
 
 class StrandRun(BudgetedRun):
@@ -353,7 +353,7 @@ class StrandRun(BudgetedRun):
 
     def scene(self) -> Scene:
         """The strand, its newest token, and what would be fed next."""
-        return scene_of(Stretch(self.strand.view.items, self.writer.feed), opening=self.opening)
+        return scene_of(Writing(self.strand.view.items, self.writer.feed), opening=self.opening)
 
     def answer_now(self) -> Work[str | None]:
         """The last box, also one that would be closed by what is not said yet; or the finisher's."""
