@@ -311,13 +311,35 @@ def test_a_run_comes_back_with_the_weights_and_the_context_it_had(
     assert made.exit_code in DONE
     assert ("on a CPU weights in int4 are unpacked" in made.stderr) == ("int4" in how)
     whole = path.read_text(encoding="utf-8")
-    verified = json.loads(cli("replay", path, "--verify", "--json").stdout)["verified"]
-    assert verified["agreement"] == 1.0
+    read = cli("replay", path, "--verify", "--json")
+    assert json.loads(read.stdout)["verified"]["agreement"] == 1.0
     lines = [json.loads(line) for line in whole.splitlines()]
     path.write_text("".join(json.dumps(line) + "\n" for line in cut(lines)), encoding="utf-8")
     longer = tmp_path / "longer.jsonl"
-    assert cli("replay", path, "--continue", "-q", "--transcript", longer).exit_code in DONE
+    went_on = cli("replay", path, "--continue", "-q", "--transcript", longer)
+    assert went_on.exit_code in DONE
     assert longer.read_text(encoding="utf-8") == whole
+    assert "fingerprint" not in read.stderr + went_on.stderr
+
+
+def test_other_weights_than_those_of_the_run_are_told(
+    cli: Cli, changed: Callable[..., Path]
+) -> None:
+    """Under the same name: the checkpoint was replaced since. What another dtype makes of it has another fingerprint anyway."""
+
+    def interrupted(lines: Lines, **header: Any) -> Lines:
+        _edit(**header)(lines)
+        return cut(lines)
+
+    warning = "the weights are not those of the run: their fingerprint is"
+    read = cli("replay", changed(_edit(fingerprint="5" * 32)), "--verify", "--json")
+    assert read.exit_code == 0  # these weights write the same here
+    assert warning in read.stderr
+    assert "5" * 32 in read.stderr
+    other_dtype = {"fingerprint": "5" * 32, "dtype": "bfloat16"}
+    assert warning not in cli("replay", changed(_edit(**other_dtype)), "--verify").stderr
+    path = changed(lambda lines: interrupted(lines, dtype="float32"))
+    assert warning in cli("replay", path, "--continue", "-q").stderr
 
 
 def test_what_the_command_leaves_open_is_as_recorded(changed: Callable[..., Path]) -> None:

@@ -9,6 +9,7 @@ context as the trace has them, unless the command says otherwise.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +117,7 @@ def go_on(trace: Trace, options: ReplayOptions) -> None:
     )
     with TraceFile(options.transcript, notes) as file:
         engine, text = load_engine(model, recorded, notes)
+        _check_weights(trace, engine.facts.dtype, engine.executor.fingerprint, notes)
         for line in read_lines(options.trace, TRACE_LINES):
             file.write(line)
         spec = replace(spec, context=engine.facts.max_positions)
@@ -163,6 +165,18 @@ def _check(verified: Verification | None) -> None:
         )
 
 
+def _check_weights(trace: Trace, dtype: str, fingerprint: Callable[[], str], notes: Notes) -> None:
+    """Warn where a run was made with other weights. In another dtype they are other numbers, and nothing is said."""
+    made_with = trace.header.get("fingerprint")
+    if made_with is None or trace.header.get("dtype") != dtype:
+        return
+    if (found := fingerprint()) != made_with:
+        notes.warn(
+            f"the weights are not those of the run: their fingerprint is {found}, and the trace has {made_with}. "
+            "Name the model, the weights and the adapter that it was made with: --model, --load, --adapter"
+        )
+
+
 def _verify(trace: Trace, options: ReplayOptions, notes: Notes) -> Verification:
     recorded = as_recorded(options, trace)
     choice = _choice_of(trace, recorded.context)
@@ -180,7 +194,10 @@ def _verify(trace: Trace, options: ReplayOptions, notes: Notes) -> Verification:
         )
     adapter = load_network(_model_of(trace, options), recorded, notes)
     from manyhands.cli.verify import verify
+    from manyhands.model.fingerprint import fingerprint
 
+    dtype = str(adapter.dtype).removeprefix("torch.")
+    _check_weights(trace, dtype, lambda: fingerprint(adapter.model), notes)
     return verify(adapter, trace, choice)
 
 
