@@ -159,3 +159,22 @@ def test_a_trace_is_kept_as_a_whole_or_not_at_all(
             assert found.value.hint == "make room, and the same command goes on"
     assert [each.name for each in place.parent.iterdir()] == [place.name]
     assert place.read_text() == before
+
+
+def test_a_trace_has_a_name_for_any_id(tmp_path: Path) -> None:
+    """Ids are those of somebody else's file: of any length, in any script, with halves of letters in them."""
+    records, lines = tmp_path / "team.jsonl", [{"kind": "header"}, {"kind": "end"}]
+    ids = ["ü" * 200, "ü" * 201, "x" * 5000, "\ud800", "..", "a/b", "x" * 200]
+    places = [keep_trace(records, (each, 0), lines, 0.5) for each in ids]
+    assert len({place.read_text() and place for place in places}) == len(ids)
+    assert {place.parent for place in places} == {tmp_path / "traces" / "team"}
+    assert places[-1].name == f"{'x' * 200}.0.jsonl"
+
+
+def test_a_sample_that_was_asked_again_took_the_time_of_both(tmp_path: Path) -> None:
+    """The seconds of all records add up to the exam's."""
+    failed = record("d1", 0.0, error="X: y", elapsed=5.0)
+    path = write(tmp_path, header(), [failed, record("d2"), record("d1", elapsed=2.0)])
+    found = read_results(path).records
+    assert {one.sample: one.elapsed for one in found} == {"d1": 7.0, "d2": 1.0}
+    assert all(one.error is None for one in found)

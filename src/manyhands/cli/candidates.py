@@ -19,7 +19,14 @@ from manyhands.cli.advice import too_small_a_team
 from manyhands.cli.command import shared_of, told
 from manyhands.cli.exam_options import EXAM_METHODS, EndpointChoice, EvalOptions, JudgeOptions
 from manyhands.cli.guard import tell
-from manyhands.cli.loading import load_engine, name_of, place_facts, prompts_for, sampled
+from manyhands.cli.loading import (
+    changes_of,
+    load_engine,
+    name_of,
+    place_facts,
+    prompts_for,
+    sampled,
+)
 from manyhands.cli.output import Notes, version_of
 from manyhands.cli.spreading import facts_of, spread
 from manyhands.errors import ContextTooLong, InvalidRequest, ManyhandsError
@@ -207,6 +214,7 @@ def method_candidate(
         budgets=budgets,
         model=model,
         fingerprint=engine.executor.fingerprint(),
+        thinking=None if options.thinking in ("auto", "on") else options.thinking,
         concurrency=options.concurrency,
         date=_now(),
         **{name: place[name] for name in ("device", "dtype", "backend", "weights", "versions")},
@@ -336,11 +344,20 @@ def voice_of(options: JudgeOptions, temperature: float) -> Iterator[tuple[Voice,
         )
     facts |= {"judge": name_of(options.model), "endpoint": None}
     if options.ray is None:
-        yield engine_voice(options, temperature)[0], facts
+        voice, engine = engine_voice(options, temperature)
+        yield voice, {**facts, **_facts_of_judge(options, engine.executor.fingerprint())}
         return
     make = partial(judge_answers, options, temperature)
     with spread(options, make, options.concurrency, _warn) as replicas:
-        yield SpreadVoice(replicas), facts
+        yield (
+            SpreadVoice(replicas),
+            {**facts, **_facts_of_judge(options, replicas.facts["weights"])},
+        )
+
+
+def _facts_of_judge(options: JudgeOptions, fingerprint: str) -> dict[str, Any]:
+    """What else than its name makes a model of our own another judge: its weights, and how it is run."""
+    return {"fingerprint": fingerprint, "changes": list(changes_of(options))}
 
 
 def engine_voice(options: JudgeOptions, temperature: float) -> tuple[EngineVoice, Engine]:

@@ -16,7 +16,8 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -31,6 +32,7 @@ from manyhands.strategies.run_spec import RunSpec
 
 Key = tuple[str, int]  # sample id, repeat
 Kind = TypeVar("Kind")
+_LONGEST_NAME = 200  # characters of an id in a file's name, which may have 255 bytes, what `write_whole` adds included
 _HUGE = 1e18  # more than any pass, token or second that can be counted
 SCHEMA = 1
 TRACES = "traces"  # the folder of an exam's traces, beside its records
@@ -50,7 +52,7 @@ class Header:
     """How the records of a file were made. `endpoint` is the address of another server.
 
     `fingerprint` stands for the loaded weights (`model/fingerprint.py`); an endpoint has none, and
-    neither has a file that is older than this field.
+    neither has a file that is older than this field. `thinking` is what was asked for; None: as the model thinks by itself.
     """
 
     task: str
@@ -67,6 +69,7 @@ class Header:
     backend: str = ""
     weights: str = "auto"
     fingerprint: str | None = None
+    thinking: str | None = None
     concurrency: int = 1
     task_options: Mapping[str, Any] = field(default_factory=dict)
     endpoint: str | None = None
@@ -291,9 +294,16 @@ def keep_trace(records: Path, key: Key, lines: Sequence[Line], value: float) -> 
 
 
 def trace_path(records: Path, key: Key) -> Path:
-    """Where the trace of a sample lies, if it was kept; `records` is the method's file."""
+    """Where the trace of a sample lies, if it was kept; `records` is the method's file.
+
+    Ids are of any characters and any length, names of files are not: a long one ends in a digest of the id.
+    """
     sample, repeat = key
-    return records.parent / TRACES / records.stem / f"{quote(sample, safe='')}.{repeat}.jsonl"
+    name = quote(sample, safe="", errors="surrogatepass")
+    if len(name) > _LONGEST_NAME:
+        digest = sha256(sample.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        name = f"{name[: _LONGEST_NAME - 17]}-{digest}"
+    return records.parent / TRACES / records.stem / f"{name}.{repeat}.jsonl"
 
 
 def header_line(facts: Mapping[str, Any]) -> Line:
@@ -314,7 +324,7 @@ def file_of(folder: str | Path, task: str, label: str) -> Path:
 
 
 def _by_key(path: Path, lines: Iterable[Line], budgets: Sequence[int]) -> dict[Key, Record]:
-    """Each sample's record; a second one is right only after a failure, and then it counts."""
+    """Each sample's record; a second one is right only after a failure, and then it counts, with the time of both."""
     found: dict[Key, Record] = {}
     for number, line in enumerate(lines, start=2):
         record = Record.from_line(path, number, line, budgets)
@@ -322,6 +332,8 @@ def _by_key(path: Path, lines: Iterable[Line], budgets: Sequence[int]) -> dict[K
         if before is not None and before.error is None:
             again = f"sample {record.sample!r}, repeat {record.repeat}"
             raise EXAM_LINES.malformed(path, number, f"holds a second record of {again}")
+        if before is not None:
+            record = replace(record, elapsed=before.elapsed + record.elapsed)
         found[record.key] = record
     return found
 
