@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from manyhands.errors import InvalidRequest, OutputFailed
-from manyhands.evaluation.record import file_of, keep_trace, read_results, result_files
+from manyhands.evaluation.record import RecordFile, file_of, keep_trace, read_results, result_files
 from tests.evaluation.small import header, record, team_record, write
 
 
@@ -178,3 +178,36 @@ def test_a_sample_that_was_asked_again_took_the_time_of_both(tmp_path: Path) -> 
     found = read_results(path).records
     assert {one.sample: one.elapsed for one in found} == {"d1": 7.0, "d2": 1.0}
     assert all(one.error is None for one in found)
+
+
+@pytest.mark.parametrize("budgets", [[], [8, 4], [4, 4], [0, 8], [-1]])
+def test_the_budgets_of_a_header_rise(tmp_path: Path, budgets: list[int]) -> None:
+    """The last of them is taken for the largest: in another order the page would tell of a smaller one."""
+    path = write(tmp_path, header(budgets=(4, 8)), [record("d1", budgets=(4, 8))])
+    first, *others = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps({**json.loads(first), "budgets": budgets}), *others, ""]))
+    with pytest.raises(
+        InvalidRequest, match=r"line 1 of .*: its budgets are .*; expected one or more"
+    ):
+        read_results(path)
+    with pytest.raises(InvalidRequest, match="a header cannot be kept: its budgets are"):
+        RecordFile(tmp_path / "new.jsonl", header(budgets=budgets))
+    assert not (tmp_path / "new.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"repeat": -1}, "repeat is -1; expected 0 or more"),
+        ({"tokens": [8, -8]}, r"tokens is .*-8.*; expected 0 or more"),
+        ({"elapsed": -0.5}, "elapsed is -0.5; expected 0 or more"),
+        ({"forward_passes": -1}, "forward_passes is -1"),
+        ({"scores": {"8": {"value": 1.0, "seconds": -2.0}}}, "seconds at budget 8 is -2.0"),
+    ],
+)
+def test_nothing_costs_less_than_nothing(tmp_path: Path, more: dict[str, Any], said: str) -> None:
+    path = write(tmp_path, header(), [record("d1")])
+    first, line = path.read_text().splitlines()
+    path.write_text(f"{first}\n{json.dumps({**json.loads(line), **more})}\n")
+    with pytest.raises(InvalidRequest, match=f"line 2 of .*{said}"):
+        read_results(path)

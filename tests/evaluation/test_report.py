@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 import random
 import re
 import warnings
+from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,7 +19,15 @@ from manyhands.errors import InvalidRequest, OutputFailed
 from manyhands.evaluation import plots
 from manyhands.evaluation.judge import graded_by_judges, votes_file, with_judgements
 from manyhands.evaluation.losses import compare, losses
-from manyhands.evaluation.record import EXAM_LINES, Record, header_line, read_results, trace_path
+from manyhands.evaluation.record import (
+    EXAM_LINES,
+    Record,
+    RecordFile,
+    file_of,
+    header_line,
+    read_results,
+    trace_path,
+)
 from manyhands.evaluation.report import _pages, write_report
 from manyhands.evaluation.summary import Summary, baseline_of
 from manyhands.evaluation.transcript import transcript_of
@@ -429,3 +439,26 @@ def test_the_address_of_a_page_is_its_bytes_in_every_locale(tmp_path: Path) -> N
     trace = trace_path(path, ("d1", 0))
     address = _pages(tmp_path / "report.html", [], lambda trace: "a page")(trace)
     assert address == "report-runs/doubles/h%F6g/d1.0.html"
+
+
+@pytest.mark.parametrize("task", ["maths/hard", "..", "squares of x"])
+def test_a_task_of_ones_own_may_have_any_name(tmp_path: Path, task: str) -> None:
+    given = header("sequential", budgets=BUDGETS, task=task)
+    with closing(RecordFile(file_of(tmp_path / "in", task, "sequential"), given)) as file:
+        file.append(record("d1", budgets=BUDGETS))
+    out = tmp_path / "page" / "report.html"
+    written = write_report(tmp_path / "in", out)
+    assert {path.parent for path in written} == {out.parent}
+    assert sum(path.suffix == ".png" for path in written) == len(plots.AXES)
+
+
+def test_a_label_of_other_bytes_than_utf8(tmp_path: Path) -> None:
+    """Python has them as halves of letters, with which no file of text can be written."""
+    label = os.fsdecode(b"caf\xe9")
+    given = header(label, budgets=BUDGETS)
+    with closing(RecordFile(file_of(tmp_path, "doubles", label), given)) as file:
+        file.append(record("d1", budgets=BUDGETS))
+    write_report(tmp_path, tmp_path / "report.html")
+    told = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert {point["method"] for point in told["points"]} == {label}
+    assert "caf\\udce9" in (tmp_path / "report.csv").read_text(encoding="utf-8")

@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -33,6 +34,7 @@ from manyhands.strategies.run_spec import RunSpec
 Key = tuple[str, int]  # sample id, repeat
 Kind = TypeVar("Kind")
 _LONGEST_NAME = 200  # characters of an id in a file's name, which may have 255 bytes, what `write_whole` adds included
+_COUNTED = ("repeat", "forward_passes", "extra_passes", "tokens", "seconds", "elapsed")
 _HUGE = 1e18  # more than any pass, token or second that can be counted
 SCHEMA = 1
 TRACES = "traces"  # the folder of an exam's traces, beside its records
@@ -95,7 +97,20 @@ class Header:
 
         Raises KeyError, TypeError or ValueError for a line that is none.
         """
-        return _known(cls, line)
+        found = _known(cls, line)
+        if wrong := _fault_of(found.budgets):
+            raise ValueError(wrong)
+        return found
+
+
+def _fault_of(budgets: Sequence[int]) -> str:
+    """What is wrong with the budgets of a header; empty if nothing is. The last of them counts as the largest."""
+    least = [0, *budgets]
+    if budgets and all(one < other for one, other in pairwise(least)):
+        return ""
+    return (
+        f"its budgets are {list(budgets)}; expected one or more, above 0, each above the one before"
+    )
 
 
 @dataclass(frozen=True)
@@ -176,6 +191,8 @@ class Record:
                 score = _known(_Score, dict(record.scores[str(budget)]))
                 if not 0 <= score.value <= 1:
                     raise ValueError(f"its value at budget {budget} is not within 0 and 1")
+                _check_costs(f"at budget {budget}", score, ("passes", "tokens", "seconds"))
+            _check_costs("", record, _COUNTED)
             from_plain(tuple[FinishedStep, ...], record.steps, "steps")
             from_plain(tuple[tuple[int, int, str], ...], record.writing, "writing")
             return record
@@ -216,6 +233,14 @@ def _known(kind: type[Kind], line: Line) -> Kind:
     return found
 
 
+def _check_costs(where: str, held: Record | _Score, names: Sequence[str]) -> None:
+    """Raise ValueError for what is counted or timed and lies below 0."""
+    for name in names:
+        found = getattr(held, name)
+        if any(value < 0 for value in (found if isinstance(found, Sequence) else [found or 0])):
+            raise ValueError(f"{name} {where}".strip() + f" is {found}; expected 0 or more")
+
+
 def _check_numbers(value: Any, name: str) -> None:
     """Raise ValueError for a number with which no sum and no mean can be made."""
     if isinstance(value, int | float) and not -_HUGE < value < _HUGE:
@@ -240,6 +265,10 @@ class RecordFile:
 
     def __init__(self, path: str | Path, header: Header) -> None:
         self.path = path = Path(path)
+        if wrong := _fault_of(header.budgets):
+            raise InvalidRequest(
+                f"a header cannot be kept: {wrong}", hint="Give those of the exam, rising."
+            )
         self._file = LineFile(
             path, EXAM_LINES, elsewhere="choose another --label or --out", make_folder=True
         )
@@ -319,8 +348,10 @@ def result_files(folder: str | Path) -> list[Path]:
 
 def file_of(folder: str | Path, task: str, label: str) -> Path:
     """Where the records of one method on one task lie."""
-    name = os.fsdecode(f"{_slug(label)}.jsonl".encode())  # in every locale the bytes of UTF-8
-    return Path(folder) / _slug(task) / name
+    name = os.fsdecode(
+        f"{name_for_files(label)}.jsonl".encode()
+    )  # in every locale the bytes of UTF-8
+    return Path(folder) / name_for_files(task) / name
 
 
 def _by_key(path: Path, lines: Iterable[Line], budgets: Sequence[int]) -> dict[Key, Record]:
@@ -338,5 +369,6 @@ def _by_key(path: Path, lines: Iterable[Line], budgets: Sequence[int]) -> dict[K
     return found
 
 
-def _slug(name: str) -> str:
+def name_for_files(name: str) -> str:
+    """A task's name or a label as it stands in the name of a file or a folder."""
     return re.sub(r"[^\w.=+-]+", "-", name).strip("-.") or "unnamed"

@@ -43,7 +43,7 @@ from manyhands.evaluation.losses import (
 from manyhands.evaluation.pair import check_asked_the_same
 from manyhands.evaluation.plots import AXES, DARK, picture, save_png, svg_address
 from manyhands.evaluation.reach import SHARE, Reach, reaches
-from manyhands.evaluation.record import Key, read_results, result_files
+from manyhands.evaluation.record import Key, name_for_files, read_results, result_files
 from manyhands.evaluation.results import TABLES, write_results
 from manyhands.evaluation.summary import NOT_JUDGED, Summary, baseline_of
 from manyhands.evaluation.transcript import Transcript, transcript_of
@@ -225,7 +225,7 @@ def _chapter(
     charts = []
     for what in AXES if graded else ():
         figure = picture(ordered, what)
-        path = out.with_name(f"{out.stem}-{task}-{what}.png")
+        path = out.with_name(f"{out.stem}-{name_for_files(task)}-{what}.png")
         save_png(figure, path)
         written.append(path)
         dark = svg_address(picture(ordered, what, DARK, figure))
