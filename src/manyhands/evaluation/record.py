@@ -269,6 +269,7 @@ class RecordFile:
             raise InvalidRequest(
                 f"a header cannot be kept: {wrong}", hint="Give those of the exam, rising."
             )
+        self.budgets = tuple(header.budgets)
         self._file = LineFile(
             path, EXAM_LINES, elsewhere="choose another --label or --out", make_folder=True
         )
