@@ -419,6 +419,6 @@ def test_records_for_other_budgets_are_refused_before_anything_is_asked(
 ) -> None:
     """The values would be on record under budgets that no reader looks for."""
     says = Says(RIGHT.get, (2, 8))
-    with pytest.raises(InvalidRequest, match="is for the budgets .*8, and the exam has 2, 8"):
+    with pytest.raises(InvalidRequest, match=r"is for the budgets .*8, and the exam has 2, 8"):
         take(tmp_path / "x.jsonl", Exam(Doubles().samples(), says, (2, 8)), header(budgets=kept))
     assert says.asked == []

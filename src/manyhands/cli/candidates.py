@@ -356,7 +356,7 @@ def voice_of(options: JudgeOptions, temperature: float) -> Iterator[tuple[Voice,
 
 
 def _facts_of_judge(options: JudgeOptions, fingerprint: str) -> dict[str, Any]:
-    """What else than its name makes a model of our own another judge: its weights, and how it is run."""
+    """The facts besides its name by which a model of our own is another judge: its weights, and how it is run."""
     return {"fingerprint": fingerprint, "changes": list(changes_of(options))}
 
 

@@ -104,7 +104,7 @@ class Header:
 
 
 def _fault_of(budgets: Sequence[int]) -> str:
-    """What is wrong with the budgets of a header; empty if nothing is. The last of them counts as the largest."""
+    """The fault of a header's budgets, empty if there is none. The last of them counts as the largest."""
     least = [0, *budgets]
     if budgets and all(one < other for one, other in pairwise(least)):
         return ""
