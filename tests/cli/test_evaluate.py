@@ -317,6 +317,37 @@ def test_other_weights_under_the_same_name_are_another_model(
     assert 'was made without fingerprint; this run has "' in result.output
 
 
+def test_whether_a_model_thinks_is_part_of_its_records(
+    cli: Cli, model: Path, tmp_path: Path
+) -> None:
+    task = ("--task", "arithmetic", "--limit", 1, "--count", 2, "--out", tmp_path / "out")
+    exam = ("eval", "--model", model, *task, *TINY, "--budgets", 3, "--method", "sequential")
+    assert cli(*exam).exit_code == 0
+    assert cli(*exam, "--limit", 2, "--thinking", "on").exit_code == 0
+    result = cli(*exam, "--limit", 3, "--thinking", "off")
+    assert result.exit_code == 2
+    assert 'was made with thinking null; this run has "off"' in result.output
+
+
+def test_other_weights_under_the_same_name_are_another_judge(
+    cli: Cli, copy: Path, tmp_path: Path
+) -> None:
+    path = write(tmp_path, header("team", method="hogwild"), [team_record("d1")])
+    judge = ("judge", tmp_path, "--rubric", "quality", "--model", copy, "--tokens", 4)
+    assert cli(*judge).exit_code in (0, 1)  # of random weights nobody knows what they say
+    before = votes_file(path, "quality").read_bytes()
+    result = cli(*judge, "--thinking", "off")
+    assert result.exit_code == 2
+    assert 'was made with changes []; this run has ["thinking off"]' in result.output
+    weights = load_file(copy / "model.safetensors")
+    weights["model.norm.weight"][0] += 1
+    save_file(weights, copy / "model.safetensors", {"format": "pt"})
+    result = cli(*judge)
+    assert result.exit_code == 2
+    assert 'was made with fingerprint "' in result.output
+    assert votes_file(path, "quality").read_bytes() == before
+
+
 def test_nobody_at_the_endpoint(cli: Cli, tmp_path: Path) -> None:
     door = ("--endpoint", "http://127.0.0.1:1/v1", "--endpoint-model", "m", "--retries", 0)
     task = ("--task", "arithmetic", "--limit", 2, "--out", tmp_path, "--budgets", 64)

@@ -271,3 +271,29 @@ def test_votes_from_before_they_said_what_they_are_on_still_count(tmp_path: Path
         assert len(seen) == 1
     (found,) = with_judgements(read_results(path)).records
     assert found.judgements["quality"]["value"] == 4
+
+
+@pytest.mark.parametrize(
+    ("highest", "value", "said"),
+    [
+        ("5", 0, "line 2 of .* no vote for a level from 1 to 5"),
+        ("5", 6, "line 2 of .* no vote for a level from 1 to 5"),
+        ("1", 1, "line 1 of .* its highest level is 1; expected a whole number, 2 or more"),
+        ("null", 1, "line 1 of .* its highest level is None"),
+        ("true", 1, "line 1 of .* its highest level is True"),
+    ],
+)
+def test_a_level_beyond_the_rubric_is_no_level(
+    tmp_path: Path, highest: str, value: int, said: str
+) -> None:
+    """It would make a value below 0 or above 1."""
+    path = write(
+        tmp_path, header("x", method="hogwild"), [record("d1", facts={"judge": "quality"})]
+    )
+    file = votes_file(path, "quality")
+    file.parent.mkdir(parents=True)
+    first = f'{{"schema": 1, "kind": "header", "highest": {highest}}}'
+    vote = {"kind": "vote", "value": value, "sample": "d1", "repeat": 0, "vote": 0}
+    file.write_text(f"{first}\n{json.dumps(vote)}\n")
+    with pytest.raises(InvalidRequest, match=said):
+        with_judgements(read_results(path))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from manyhands.errors import InvalidRequest, OutputFailed
-from manyhands.evaluation.record import file_of, keep_trace, read_results, result_files
+from manyhands.evaluation.record import RecordFile, file_of, keep_trace, read_results, result_files
 from tests.evaluation.small import header, record, team_record, write
 
 
@@ -159,3 +159,55 @@ def test_a_trace_is_kept_as_a_whole_or_not_at_all(
             assert found.value.hint == "make room, and the same command goes on"
     assert [each.name for each in place.parent.iterdir()] == [place.name]
     assert place.read_text() == before
+
+
+def test_a_trace_has_a_name_for_any_id(tmp_path: Path) -> None:
+    """Ids are those of somebody else's file: of any length, in any script, with halves of letters in them."""
+    records, lines = tmp_path / "team.jsonl", [{"kind": "header"}, {"kind": "end"}]
+    ids = ["ü" * 200, "ü" * 201, "x" * 5000, "\ud800", "..", "a/b", "x" * 200]
+    places = [keep_trace(records, (each, 0), lines, 0.5) for each in ids]
+    assert len({place.read_text() and place for place in places}) == len(ids)
+    assert {place.parent for place in places} == {tmp_path / "traces" / "team"}
+    assert places[-1].name == f"{'x' * 200}.0.jsonl"
+
+
+def test_a_sample_that_was_asked_again_took_the_time_of_both(tmp_path: Path) -> None:
+    """The seconds of all records add up to the exam's."""
+    failed = record("d1", 0.0, error="X: y", elapsed=5.0)
+    path = write(tmp_path, header(), [failed, record("d2"), record("d1", elapsed=2.0)])
+    found = read_results(path).records
+    assert {one.sample: one.elapsed for one in found} == {"d1": 7.0, "d2": 1.0}
+    assert all(one.error is None for one in found)
+
+
+@pytest.mark.parametrize("budgets", [[], [8, 4], [4, 4], [0, 8], [-1]])
+def test_the_budgets_of_a_header_rise(tmp_path: Path, budgets: list[int]) -> None:
+    """The last of them is taken for the largest: in another order the page would tell of a smaller one."""
+    path = write(tmp_path, header(budgets=(4, 8)), [record("d1", budgets=(4, 8))])
+    first, *others = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps({**json.loads(first), "budgets": budgets}), *others, ""]))
+    with pytest.raises(
+        InvalidRequest, match=r"line 1 of .*: its budgets are .*; expected one or more"
+    ):
+        read_results(path)
+    with pytest.raises(InvalidRequest, match="a header cannot be kept: its budgets are"):
+        RecordFile(tmp_path / "new.jsonl", header(budgets=budgets))
+    assert not (tmp_path / "new.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"repeat": -1}, "repeat is -1; expected 0 or more"),
+        ({"tokens": [8, -8]}, r"tokens is .*-8.*; expected 0 or more"),
+        ({"elapsed": -0.5}, "elapsed is -0.5; expected 0 or more"),
+        ({"forward_passes": -1}, "forward_passes is -1"),
+        ({"scores": {"8": {"value": 1.0, "seconds": -2.0}}}, "seconds at budget 8 is -2.0"),
+    ],
+)
+def test_nothing_costs_less_than_nothing(tmp_path: Path, more: dict[str, Any], said: str) -> None:
+    path = write(tmp_path, header(), [record("d1")])
+    first, line = path.read_text().splitlines()
+    path.write_text(f"{first}\n{json.dumps({**json.loads(line), **more})}\n")
+    with pytest.raises(InvalidRequest, match=f"line 2 of .*{said}"):
+        read_results(path)

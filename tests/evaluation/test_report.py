@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
+import os
 import random
 import re
 import warnings
+from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,8 +19,16 @@ from manyhands.errors import InvalidRequest, OutputFailed
 from manyhands.evaluation import plots
 from manyhands.evaluation.judge import graded_by_judges, votes_file, with_judgements
 from manyhands.evaluation.losses import compare, losses
-from manyhands.evaluation.record import EXAM_LINES, Record, header_line, read_results
-from manyhands.evaluation.report import write_report
+from manyhands.evaluation.record import (
+    EXAM_LINES,
+    Record,
+    RecordFile,
+    file_of,
+    header_line,
+    read_results,
+    trace_path,
+)
+from manyhands.evaluation.report import _pages, write_report
 from manyhands.evaluation.summary import Summary, baseline_of
 from manyhands.evaluation.transcript import transcript_of
 from manyhands.schema.lines import LineFile
@@ -364,3 +375,90 @@ def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputFailed, match="cannot be written"):
         write_report(tmp_path, tmp_path / "file" / "page.html")
+
+
+def test_a_judges_interval_takes_repeats_of_a_sample_as_one(tmp_path: Path) -> None:
+    """Four repeats of three samples are three things that were seen, and not twelve."""
+    levels = {"a": 1, "b": 3, "c": 5}
+    once = summary(tmp_path, "once", _judged(levels, 1)).judged["quality"]
+    often = summary(tmp_path, "often", _judged(levels, 4)).judged["quality"]
+    assert (once.votes, often.votes) == (3, 12)
+    assert once.value is not None
+    assert once.value == often.value
+    # A sample of which fewer repeats could be read counts as much as the others.
+    uneven = summary(tmp_path, "uneven", [*_judged(levels, 1), *_judged({"a": 1}, 4)[1:]])
+    found = uneven.judged["quality"].value
+    assert found is not None
+    assert found.mean == 3
+
+
+def _judged(levels: dict[str, int], repeats: int) -> list[Record]:
+    return [
+        record(
+            sample,
+            repeat=repeat,
+            budgets=BUDGETS,
+            judgements={"quality": {"value": level, "votes": [level], "unread": 0, "highest": 5}},
+        )
+        for sample, level in levels.items()
+        for repeat in range(repeats)
+    ]
+
+
+def test_what_only_one_of_two_was_asked_is_no_loss(tmp_path: Path) -> None:
+    """Fifty hard and dear samples more, which the baseline was never asked, say nothing of how the two compare."""
+    easy = records(1.0, count=10)
+    hard = [_dear(record(f"hard-{n}", 0.0, budgets=BUDGETS, tokens=(90,))) for n in range(50)]
+    base = summary(tmp_path, "sequential", easy)
+    more = summary(tmp_path, "hogwild-2", [*easy, *hard])
+    assert losses(base, [base, more]) == []
+    assert losses(base, [base, summary(tmp_path, "hogwild-3", hard)]) == []
+    worse = summary(tmp_path, "hogwild-4", [*records(0.0, count=10), *hard])
+    (found, _) = losses(base, [base, worse])
+    assert "has 0.000" in found.sentence
+
+
+def test_the_page_says_that_methods_were_asked_other_samples(tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    summary(tmp_path, "sequential", records(1.0, count=10))
+    summary(tmp_path, "hogwild-2", records(1.0, count=10))
+    told = "Not all methods were asked the same samples"
+    write_report(tmp_path, out)
+    assert told not in out.read_text(encoding="utf-8")
+    summary(tmp_path, "hogwild-3", records(1.0, count=12))
+    write_report(tmp_path, out)
+    text = " ".join(Page(out.read_text(encoding="utf-8")).text.split())
+    assert f"{told} : sequential 10, hogwild-2 10, hogwild-3 12." in text.replace(
+        "samples:", "samples :"
+    )
+
+
+def test_the_address_of_a_page_is_its_bytes_in_every_locale(tmp_path: Path) -> None:
+    """Where the system's encoding is ASCII, other bytes of a name are half letters of Python's."""
+    path = tmp_path / "doubles" / f"h{os.fsdecode(bytes([0xF6]))}g.jsonl"
+    trace = trace_path(path, ("d1", 0))
+    address = _pages(tmp_path / "report.html", [], lambda trace: "a page")(trace)
+    assert address == "report-runs/doubles/h%F6g/d1.0.html"
+
+
+@pytest.mark.parametrize("task", ["maths/hard", "..", "squares of x"])
+def test_a_task_of_ones_own_may_have_any_name(tmp_path: Path, task: str) -> None:
+    given = header("sequential", budgets=BUDGETS, task=task)
+    with closing(RecordFile(file_of(tmp_path / "in", task, "sequential"), given)) as file:
+        file.append(record("d1", budgets=BUDGETS))
+    out = tmp_path / "page" / "report.html"
+    written = write_report(tmp_path / "in", out)
+    assert {path.parent for path in written} == {out.parent}
+    assert sum(path.suffix == ".png" for path in written) == len(plots.AXES)
+
+
+def test_a_label_of_other_bytes_than_utf8(tmp_path: Path) -> None:
+    """Python has them as halves of letters, with which no file of text can be written."""
+    label = os.fsdecode(b"caf\xe9")
+    given = header(label, budgets=BUDGETS)
+    with closing(RecordFile(file_of(tmp_path, "doubles", label), given)) as file:
+        file.append(record("d1", budgets=BUDGETS))
+    write_report(tmp_path, tmp_path / "report.html")
+    told = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert {point["method"] for point in told["points"]} == {label}
+    assert "caf\\udce9" in (tmp_path / "report.csv").read_text(encoding="utf-8")

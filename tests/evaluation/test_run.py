@@ -411,3 +411,14 @@ def test_what_a_record_costs_does_not_grow_with_those_before_it(
     moments = take(tmp_path / "x.jsonl", Exam(Doubles(100).samples(), Says(lambda name: "2"), (8,)))
     assert (moments[-1].done, moments[-1].accuracy) == (100, 0.01)
     assert looks == 100
+
+
+@pytest.mark.parametrize("kept", [(4, 8), (8,), (2, 4, 8)])
+def test_records_for_other_budgets_are_refused_before_anything_is_asked(
+    tmp_path: Path, kept: tuple[int, ...]
+) -> None:
+    """The values would be on record under budgets that no reader looks for."""
+    says = Says(RIGHT.get, (2, 8))
+    with pytest.raises(InvalidRequest, match=r"is for the budgets .*8, and the exam has 2, 8"):
+        take(tmp_path / "x.jsonl", Exam(Doubles().samples(), says, (2, 8)), header(budgets=kept))
+    assert says.asked == []

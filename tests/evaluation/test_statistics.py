@@ -107,3 +107,12 @@ def test_one_vote_is_not_certain() -> None:
     assert once.mean == 5
     assert 1 <= once.low < 3
     assert 5 < once.high <= 6
+
+
+def test_the_order_of_the_samples_changes_no_interval() -> None:
+    """An exam with many at once has its records in another order each time."""
+    values = [number / 7 for number in range(8)] * 3
+    assert interval(values) == interval(values[::-1])
+    assert mean_level([1 + 4 * value for value in values], 5) == mean_level(
+        [1 + 4 * value for value in values[::-1]], 5
+    )

@@ -20,6 +20,7 @@ from manyhands.cli.command import shared_of, told
 from manyhands.cli.exam_options import EXAM_METHODS, EndpointChoice, EvalOptions, JudgeOptions
 from manyhands.cli.guard import tell
 from manyhands.cli.loading import (
+    changes_of,
     load_engine,
     name_of,
     place_facts,
@@ -216,6 +217,7 @@ def method_candidate(
         budgets=budgets,
         model=model,
         fingerprint=traced["fingerprint"],
+        thinking=None if options.thinking in ("auto", "on") else options.thinking,
         concurrency=options.concurrency,
         date=_now(),
         **{name: place[name] for name in ("device", "dtype", "backend", "weights", "versions")},
@@ -345,11 +347,20 @@ def voice_of(options: JudgeOptions, temperature: float) -> Iterator[tuple[Voice,
         )
     facts |= {"judge": name_of(options.model), "endpoint": None}
     if options.ray is None:
-        yield engine_voice(options, temperature)[0], facts
+        voice, engine = engine_voice(options, temperature)
+        yield voice, {**facts, **_facts_of_judge(options, engine.executor.fingerprint())}
         return
     make = partial(judge_answers, options, temperature)
     with spread(options, make, options.concurrency, _warn) as replicas:
-        yield SpreadVoice(replicas), facts
+        yield (
+            SpreadVoice(replicas),
+            {**facts, **_facts_of_judge(options, replicas.facts["weights"])},
+        )
+
+
+def _facts_of_judge(options: JudgeOptions, fingerprint: str) -> dict[str, Any]:
+    """The facts besides its name by which a model of our own is another judge: its weights, and how it is run."""
+    return {"fingerprint": fingerprint, "changes": list(changes_of(options))}
 
 
 def engine_voice(options: JudgeOptions, temperature: float) -> tuple[EngineVoice, Engine]:

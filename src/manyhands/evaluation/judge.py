@@ -37,7 +37,6 @@ from manyhands.strategies.methods import METHODS
 from manyhands.tasks.task import Sample
 from manyhands.text.boxed import boxed_answer
 
-_HIGHEST = 100  # level of any rubric
 JUDGEMENTS = "judgements"  # the folder beside the records
 _LEVEL = re.compile(
     r"(?:level|score|points?)?\s*:?\s*(\d{1,9}(?:\.\d+)?)\s*(?:/\s*\d+)?", re.IGNORECASE
@@ -117,7 +116,8 @@ def judge(judging: Judging, results: Results) -> Iterator[VoteMoment]:
     wanted = judged_records(judging.rubric, results)
     path = votes_file(results.path, judging.rubric.name)
     with LineFile(path, EXAM_LINES, make_folder=True) as file:
-        votes = _by_ballot(path, file.resume(header_line(judging.header(results))))
+        kept = file.resume(header_line(judging.header(results)))
+        votes = _by_ballot(path, kept, judging.rubric.highest)
         marks = {record.key: mark_of(record) for record in wanted}
         messages = {
             (record.key, vote): _message(judging, results, record)
@@ -185,16 +185,17 @@ def with_judgements(results: Results) -> Results:
         path = votes_file(results.path, rubric)
         if not path.is_file():
             continue
-        header, *lines = read_lines(path, EXAM_LINES)
+        line, *lines = read_lines(path, EXAM_LINES)
+        highest = _highest(path, line, rubric)
         votes: defaultdict[Key, list[Line]] = defaultdict(list)
-        for (key, _), line in sorted(_by_ballot(path, lines).items()):
+        for (key, _), line in sorted(_by_ballot(path, lines, highest).items()):
             votes[key].append(line)
         for index, record in enumerate(records):
             own = votes[record.key]
             mark = mark_of(record) if own else ""
             cast = [line["value"] for line in own if _is_on(line, mark)]
             if cast:
-                judgement = _mean(cast) | {"highest": header.get("highest")}
+                judgement = _mean(cast) | {"highest": highest}
                 records[index] = replace(
                     record, judgements={**record.judgements, rubric: judgement}
                 )
@@ -342,16 +343,31 @@ def _vote(ballot: Ballot, told: str | ManyhandsError, rubric: Rubric, mark: str)
     }
 
 
-def _by_ballot(path: Path, lines: Sequence[Line]) -> dict[Ballot, Line]:
+def _highest(path: Path, header: Line, rubric: str) -> int:
+    """The highest level of a file of votes, of its first line. InvalidRequest if that is none."""
+
+    def read() -> int:
+        highest = header.get("highest", RUBRICS[rubric].highest)
+        if type(highest) is not int or highest < 2:
+            raise ValueError(
+                f"its highest level is {highest!r}; expected a whole number, 2 or more"
+            )
+        return highest
+
+    found: int = EXAM_LINES.checked(path, 1, read)
+    return found
+
+
+def _by_ballot(path: Path, lines: Sequence[Line], highest: int) -> dict[Ballot, Line]:
     """Every vote; a later one counts instead of one that could not be read, or was cast on an earlier answer."""
     found: dict[Ballot, Line] = {}
     for number, line in enumerate(lines, start=2):
 
         def ballot(line: Line = line) -> Ballot:
             value = line["value"]
-            is_level = type(value) is int and 0 <= value <= _HIGHEST
+            is_level = type(value) is int and 1 <= value <= highest
             if line.get("kind") != "vote" or not (value is None or is_level):
-                raise ValueError("it is no vote")
+                raise ValueError(f"it is no vote for a level from 1 to {highest}")
             return (str(line["sample"]), int(line["repeat"])), int(line["vote"])
 
         found[EXAM_LINES.checked(path, number, ballot)] = line

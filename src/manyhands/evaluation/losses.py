@@ -39,7 +39,7 @@ class Comparison:
 
 
 def losses(baseline: Summary, others: Sequence[Summary]) -> list[Loss]:
-    """Everything in which a method does worse than the baseline.
+    """Everything in which a method does worse than the baseline, on the samples that both were asked.
 
     Records without a judgement have no value to be compared.
     """
@@ -47,9 +47,15 @@ def losses(baseline: Summary, others: Sequence[Summary]) -> list[Loss]:
     found: list[Loss] = []
     for other in others:
         if baseline in graded and other in graded and other is not baseline:
-            found += _losses_of_value(baseline, other)
-            found += _losses_of_cost(_peer(baseline, other, graded), other)
+            found += _losses_of_value(*_on_common(baseline, other))
+            found += _losses_of_cost(*_on_common(_peer(baseline, other, graded), other))
     return found + [_failed(summary) for summary in others if summary.failures]
+
+
+def _on_common(baseline: Summary, other: Summary) -> tuple[Summary, Summary]:
+    """Both on the samples that both were asked: others have other values and other costs."""
+    common = baseline.samples & other.samples
+    return baseline.on(common), other.on(common)
 
 
 def _peer(baseline: Summary, other: Summary, graded: Sequence[Summary]) -> Summary:
@@ -149,8 +155,8 @@ def _failed(summary: Summary) -> Loss:
 
 
 def _common(other: Summary, baseline: Summary) -> list[tuple[CurvePoint, CurvePoint]]:
-    """Points of both at the same budget of forward passes."""
-    if other.is_endpoint or baseline.is_endpoint:
+    """Points of both at the same budget of forward passes; none where they share no sample."""
+    if other.is_endpoint or baseline.is_endpoint or not other.records or not baseline.records:
         return []
     theirs = {point.budget: point for point in baseline.curve}
     return [(point, theirs[point.budget]) for point in other.curve if point.budget in theirs]

@@ -16,7 +16,9 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
+from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -31,6 +33,8 @@ from manyhands.strategies.run_spec import RunSpec
 
 Key = tuple[str, int]  # sample id, repeat
 Kind = TypeVar("Kind")
+_LONGEST_NAME = 200  # characters of an id in a file's name, which may have 255 bytes, what `write_whole` adds included
+_COUNTED = ("repeat", "forward_passes", "extra_passes", "tokens", "seconds", "elapsed")
 _HUGE = 1e18  # more than any pass, token or second that can be counted
 SCHEMA = 1
 TRACES = "traces"  # the folder of an exam's traces, beside its records
@@ -50,7 +54,7 @@ class Header:
     """How the records of a file were made. `endpoint` is the address of another server.
 
     `fingerprint` stands for the loaded weights (`model/fingerprint.py`); an endpoint has none, and
-    neither has a file that is older than this field.
+    neither has a file that is older than this field. `thinking` is what was asked for; None: as the model thinks by itself.
     """
 
     task: str
@@ -67,6 +71,7 @@ class Header:
     backend: str = ""
     weights: str = "auto"
     fingerprint: str | None = None
+    thinking: str | None = None
     concurrency: int = 1
     task_options: Mapping[str, Any] = field(default_factory=dict)
     endpoint: str | None = None
@@ -92,7 +97,20 @@ class Header:
 
         Raises KeyError, TypeError or ValueError for a line that is none.
         """
-        return _known(cls, line)
+        found = _known(cls, line)
+        if wrong := _fault_of(found.budgets):
+            raise ValueError(wrong)
+        return found
+
+
+def _fault_of(budgets: Sequence[int]) -> str:
+    """The fault of a header's budgets, empty if there is none. The last of them counts as the largest."""
+    least = [0, *budgets]
+    if budgets and all(one < other for one, other in pairwise(least)):
+        return ""
+    return (
+        f"its budgets are {list(budgets)}; expected one or more, above 0, each above the one before"
+    )
 
 
 @dataclass(frozen=True)
@@ -173,6 +191,8 @@ class Record:
                 score = _known(_Score, dict(record.scores[str(budget)]))
                 if not 0 <= score.value <= 1:
                     raise ValueError(f"its value at budget {budget} is not within 0 and 1")
+                _check_costs(f"at budget {budget}", score, ("passes", "tokens", "seconds"))
+            _check_costs("", record, _COUNTED)
             from_plain(tuple[FinishedStep, ...], record.steps, "steps")
             from_plain(tuple[tuple[int, int, str], ...], record.writing, "writing")
             return record
@@ -213,6 +233,14 @@ def _known(kind: type[Kind], line: Line) -> Kind:
     return found
 
 
+def _check_costs(where: str, held: Record | _Score, names: Sequence[str]) -> None:
+    """Raise ValueError for what is counted or timed and lies below 0."""
+    for name in names:
+        found = getattr(held, name)
+        if any(value < 0 for value in (found if isinstance(found, Sequence) else [found or 0])):
+            raise ValueError(f"{name} {where}".strip() + f" is {found}; expected 0 or more")
+
+
 def _check_numbers(value: Any, name: str) -> None:
     """Raise ValueError for a number with which no sum and no mean can be made."""
     if isinstance(value, int | float) and not -_HUGE < value < _HUGE:
@@ -237,6 +265,11 @@ class RecordFile:
 
     def __init__(self, path: str | Path, header: Header) -> None:
         self.path = path = Path(path)
+        if wrong := _fault_of(header.budgets):
+            raise InvalidRequest(
+                f"a header cannot be kept: {wrong}", hint="Give those of the exam, rising."
+            )
+        self.budgets = tuple(header.budgets)
         self._file = LineFile(
             path, EXAM_LINES, elsewhere="choose another --label or --out", make_folder=True
         )
@@ -291,9 +324,16 @@ def keep_trace(records: Path, key: Key, lines: Sequence[Line], value: float) -> 
 
 
 def trace_path(records: Path, key: Key) -> Path:
-    """Where the trace of a sample lies, if it was kept; `records` is the method's file."""
+    """Where the trace of a sample lies, if it was kept; `records` is the method's file.
+
+    Ids are of any characters and any length, names of files are not: a long one ends in a digest of the id.
+    """
     sample, repeat = key
-    return records.parent / TRACES / records.stem / f"{quote(sample, safe='')}.{repeat}.jsonl"
+    name = quote(sample, safe="", errors="surrogatepass")
+    if len(name) > _LONGEST_NAME:
+        digest = sha256(sample.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        name = f"{name[: _LONGEST_NAME - 17]}-{digest}"
+    return records.parent / TRACES / records.stem / f"{name}.{repeat}.jsonl"
 
 
 def header_line(facts: Mapping[str, Any]) -> Line:
@@ -309,12 +349,14 @@ def result_files(folder: str | Path) -> list[Path]:
 
 def file_of(folder: str | Path, task: str, label: str) -> Path:
     """Where the records of one method on one task lie."""
-    name = os.fsdecode(f"{_slug(label)}.jsonl".encode())  # in every locale the bytes of UTF-8
-    return Path(folder) / _slug(task) / name
+    name = os.fsdecode(
+        f"{name_for_files(label)}.jsonl".encode()
+    )  # in every locale the bytes of UTF-8
+    return Path(folder) / name_for_files(task) / name
 
 
 def _by_key(path: Path, lines: Iterable[Line], budgets: Sequence[int]) -> dict[Key, Record]:
-    """Each sample's record; a second one is right only after a failure, and then it counts."""
+    """Each sample's record; a second one is right only after a failure, and then it counts, with the time of both."""
     found: dict[Key, Record] = {}
     for number, line in enumerate(lines, start=2):
         record = Record.from_line(path, number, line, budgets)
@@ -322,9 +364,12 @@ def _by_key(path: Path, lines: Iterable[Line], budgets: Sequence[int]) -> dict[K
         if before is not None and before.error is None:
             again = f"sample {record.sample!r}, repeat {record.repeat}"
             raise EXAM_LINES.malformed(path, number, f"holds a second record of {again}")
+        if before is not None:
+            record = replace(record, elapsed=before.elapsed + record.elapsed)
         found[record.key] = record
     return found
 
 
-def _slug(name: str) -> str:
+def name_for_files(name: str) -> str:
+    """A task's name or a label as it stands in the name of a file or a folder."""
     return re.sub(r"[^\w.=+-]+", "-", name).strip("-.") or "unnamed"

@@ -8,6 +8,7 @@ gold, and shows some runs token by token. Runs that kept their traces get pages 
 
 from __future__ import annotations
 
+import os
 from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +43,7 @@ from manyhands.evaluation.losses import (
 from manyhands.evaluation.pair import check_asked_the_same
 from manyhands.evaluation.plots import AXES, DARK, picture, save_png, svg_address
 from manyhands.evaluation.reach import SHARE, Reach, reaches
-from manyhands.evaluation.record import Key, read_results, result_files
+from manyhands.evaluation.record import Key, name_for_files, read_results, result_files
 from manyhands.evaluation.results import TABLES, write_results
 from manyhands.evaluation.summary import NOT_JUDGED, Summary, baseline_of
 from manyhands.evaluation.transcript import Transcript, transcript_of
@@ -92,6 +93,11 @@ class Chapter:
     def kinds(self) -> list[str]:
         """How the intervals on the page were computed."""
         return sorted({p.value.kind for s in self.summaries for p in s.curve})
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether a method was asked other samples than another."""
+        return len({summary.samples for summary in self.summaries}) > 1
 
     @property
     def is_compared(self) -> bool:
@@ -196,7 +202,9 @@ def _pages(out: Path, written: list[Path], show: Callable[[Path], str] | None) -
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, page)
         written.append(path)
-        return quote(path.relative_to(out.parent).as_posix())
+        return quote(
+            os.fsencode(path.relative_to(out.parent).as_posix())
+        )  # in every locale its bytes
 
     return make
 
@@ -217,7 +225,7 @@ def _chapter(
     charts = []
     for what in AXES if graded else ():
         figure = picture(ordered, what)
-        path = out.with_name(f"{out.stem}-{task}-{what}.png")
+        path = out.with_name(f"{out.stem}-{name_for_files(task)}-{what}.png")
         save_png(figure, path)
         written.append(path)
         dark = svg_address(picture(ordered, what, DARK, figure))

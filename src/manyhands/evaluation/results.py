@@ -65,7 +65,8 @@ def write_results(
     written = []
     for suffix, text in texts.items():
         path = page.with_suffix(suffix)
-        write_whole(path, text)
+        # Half a letter, as a label of other bytes than UTF-8 has it, is written as JSON writes it.
+        write_whole(path, text.encode("utf-8", "backslashreplace").decode())
         written.append(path)
     return written
 

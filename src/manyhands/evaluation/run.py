@@ -112,6 +112,11 @@ class Moment:
 
 def examine(exam: Exam, file: RecordFile, grading: Grading) -> Generator[Moment, None, None]:
     """Ask, grade and keep; yields at the beginning and after every record."""
+    if file.budgets != exam.budgets:  # no reader would find the values
+        raise InvalidRequest(
+            f"{str(file.path)!r} is for the budgets {_listed(file.budgets)}, and the exam has {_listed(exam.budgets)}",
+            hint="Give the header of its records the budgets of the exam.",
+        )
     asked = [Asked(sample, repeat) for repeat in range(exam.repeats) for sample in exam.samples]
     for one in asked:
         _check_same_question(one, file)

@@ -106,8 +106,8 @@ def _wilson(values: Sequence[float]) -> Interval:
 
 def _bootstrap(values: Sequence[float], least: float, most: float) -> Interval:
     """The interval of values that lie from `least` to `most`, with one of each of these ends among them."""
-    mean = sum(values) / len(values)
-    array = np.asarray([*values, least, most], dtype=np.float64)
+    mean = math.fsum(values) / len(values)  # in any order the same
+    array = np.asarray(sorted([*values, least, most]), dtype=np.float64)
     picks = np.random.default_rng(0).integers(0, len(array), (RESAMPLES, len(array)))
     low, high = map(float, np.percentile(array[picks].mean(axis=1), (2.5, 97.5)))
     return Interval(mean, min(low, mean), max(high, mean), len(values), BOOTSTRAP)

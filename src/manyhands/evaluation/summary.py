@@ -8,8 +8,8 @@ are means over samples; with several samples in the same passes they are those o
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from manyhands.evaluation.judge import RUBRICS, needs_judge, own_level
@@ -53,6 +53,13 @@ class Summary:
     def of(cls, results: Results) -> Summary:
         """Results have at least one record; a file that has none is left out before."""
         return cls(results)
+
+    def on(self, samples: Set[str]) -> Summary:
+        """The same method on these samples alone."""
+        if samples >= self.samples:
+            return self
+        kept = tuple(record for record in self.records if record.sample in samples)
+        return Summary(replace(self.results, records=kept))
 
     @property
     def label(self) -> str:
@@ -101,7 +108,12 @@ class Summary:
     @cached_property
     def num_samples(self) -> int:
         """Different samples; with repeats there are more records."""
-        return len({record.sample for record in self.records})
+        return len(self.samples)
+
+    @cached_property
+    def samples(self) -> Set[str]:
+        """The names of all samples that were asked."""
+        return frozenset(record.sample for record in self.records)
 
     @cached_property
     def curve(self) -> tuple[CurvePoint, ...]:
@@ -191,16 +203,23 @@ class Summary:
         found = [r.judgements[rubric] for r in self.records if rubric in r.judgements]
         if not found:
             return None
-        failures = len(self.failures) if rubric == "quality" else 0
-        values = [j["value"] for j in found if j["value"] is not None] + [1.0] * failures
-        highest = int(found[0].get("highest") or RUBRICS[rubric].highest)
+        failures = self.failures if rubric == "quality" else []
+        levels: defaultdict[str, list[float]] = defaultdict(list)  # of each sample, all repeats
+        for record in self.records:
+            level = record.judgements.get(rubric, {}).get("value")
+            if level is not None:
+                levels[record.sample].append(level)
+        for record in failures:
+            levels[record.sample].append(1.0)
+        values = [sum(own) / len(own) for own in levels.values()]
+        highest = int(found[0]["highest"])
         return Judged(
             rubric,
             highest=highest,
             value=mean_level(values, highest) if values else None,
             votes=sum(len(j["votes"]) for j in found),
             unread=sum(j["unread"] for j in found),
-            failures=failures,
+            failures=len(failures),
         )
 
 
