@@ -44,7 +44,7 @@ from manyhands.cache.step import Choice
 from manyhands.engine.engine import Engine
 
 MODELS = ("qwen3-8b", "qwen3-30b-a3b", "gpt-oss-20b-mxfp4")
-TINY_CROWD = Crowd("gate", 4, (48, 48), 6)
+TINY_CROWD = Crowd("gate", 4, (48, 48), 12)
 _EXCHANGED = ((0, 1), (2, 3), (4, 5))  # experts
 _NO_SINK = -20.0
 

@@ -54,6 +54,6 @@ def test_every_fault_is_seen_and_taken_back(tmp_path: Path, name: str, faults: i
 
 def test_experts_that_rounding_changed_are_told_apart(tmp_path: Path) -> None:
     found = controls(tmp_path, "qwen3-30b-a3b")
-    # Of 24 tokens some routers are undecided, and most are not.
-    assert 0 < found["with_other_experts"] < 12
+    # Of 48 tokens some routers are undecided, and most are not.
+    assert 0 < found["with_other_experts"] < 24
     assert 0 < found["worst_with_the_same"] < FAR
