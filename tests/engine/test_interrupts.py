@@ -33,6 +33,7 @@ from manyhands.engine.lookahead import KNOWN, Ahead
 from manyhands.engine.past import Past
 from manyhands.engine.run import Run, RunState
 from manyhands.engine.scheduler import Scheduler
+from manyhands.errors import OutOfMemory
 from manyhands.strategies.base import Answer, Reserve, Strategy
 from tests.covers import is_every_case
 from tests.strikes import Place, Watch, every_time, first_and_last, strike_all
@@ -450,6 +451,7 @@ def ended(*places: Place, plans_ahead: bool = False) -> tuple[list[str], Watch]:
         answers: list[str] = []
         with contextlib.suppress(KeyboardInterrupt), watch.watching():
             answers = [answer.text for answer in engine.run_all(strategies)]
+        assert not engine._scheduler.runs, "it ends all of them"
         return answers, told
 
     begun = [run_all()[1] for _ in places]
@@ -491,6 +493,99 @@ def test_runs_that_an_interrupt_has_ended_leave_the_engine_to_others(
             assert watch.struck, f"not struck: {places[0]}"
             assert answers == expected, named(watch.struck)
             missed += [place for place in places if place not in watch.struck]
+
+
+def test_feeds_whose_taking_back_was_struck_too_are_fed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their tokens were chosen already. Told to the runs, they would follow on feeds that are gone."""
+
+    def story(*, is_struck: bool) -> list[list[tuple[int, ...]]]:
+        ledger: Any = Ledger()
+        engine = Engine(ledger, max_tokens_per_pass=24)
+        told: list[list[tuple[int, ...]]] = [[], []]
+        for its, num_rows in zip(told, (2, 1), strict=True):
+            engine.submit(writing(its, 5, Reserve(20, 3), num_rows, num_steps=5))
+        for _ in range(3):
+            engine.step()
+        if is_struck:
+            with monkeypatch.context() as patch:
+                patch.setattr(engine, "_fed", interrupted)
+                patch.setattr(
+                    engine.pool, "take_back", lambda: engine.pool._promises and interrupted()
+                )
+                with pytest.raises(KeyboardInterrupt):
+                    engine.step()
+            assert engine.pool.chosen is not None
+            assert engine.pool._promises
+        while engine.step():
+            pass
+        return told
+
+    assert story(is_struck=True) == story(is_struck=False)
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def failing() -> Strategy:
+    """A strategy whose last step feeds a token that is none."""
+    view = View([Block()])
+    for token in (1, 2, 3, 4, 5, Ledger.facts.vocab_size):
+        yield Step([Row(view, (token,) * 3)])
+    raise AssertionError("it went on")
+
+
+WATCHED_CODE_OF_THE_SCHEDULER = {
+    function.__code__
+    for function in (
+        Scheduler.step,
+        Scheduler._answer,
+        Scheduler._pass,
+        Scheduler._take,
+        Scheduler._tell,
+        Scheduler._sweep,
+    )
+}
+
+
+@pytest.mark.parametrize("plans_ahead", [False, True])
+@pytest.mark.parametrize("are_cancelled", [False, True])
+def test_runs_that_are_over_behind_an_interrupt_hold_no_memory(
+    are_cancelled: bool, plans_ahead: bool
+) -> None:
+    """Whether they were cancelled or came to their ends. All of it is there for a step that is fed by hand."""
+
+    def over(*places: Place) -> Watch:
+        ledger: Any = Ledger()
+        ledger.plans_ahead = plans_ahead
+        ledger.facts = replace(ledger.facts, num_pages=20)
+        engine = Engine(ledger, max_tokens_per_pass=24)
+        strategies = writing([], 5, Reserve(20, 3), 2, num_steps=2), failing()
+        runs = [engine.submit(strategy) for strategy in strategies]
+        watch = watch_at(*places, code=WATCHED_CODE_OF_THE_SCHEDULER, files=frozenset())
+        watch.begin_step()
+        with contextlib.suppress(KeyboardInterrupt), watch.watching():
+            while engine.step():
+                pass
+        if are_cancelled:
+            for each in runs:
+                engine.cancel(each)
+        else:
+            while engine.step():
+                pass
+        all_of_it = (1,) * engine.pool.num_slots
+        try:
+            engine.forward(Step([Row(View([Block()]), all_of_it)]))
+        except OutOfMemory as error:
+            raise AssertionError(named(watch.struck)) from error
+        return watch
+
+    watch = over()
+    assert {code for _, (code, _) in watch.lines} == WATCHED_CODE_OF_THE_SCHEDULER
+    for place in watch.places(lambda times: [times]):
+        assert over(place).struck == [place]
 
 
 WATCHED_WHILE_PASSES_ARE_BEGUN_AHEAD = WATCHED_CODE_OF_A_STEP | {
@@ -580,7 +675,7 @@ def asking_again(told: list[tuple[int, ...]]) -> Strategy:
 
 
 def assert_accounts_are_true(engine: Engine, runs: Sequence[Run]) -> None:
-    """Every live run stands in one queue and in one ledger, and the sums are those of the runs."""
+    """Every live run stands in one queue and in one ledger, the sums are those of the runs, and none waits to be promoted."""
     ours = engine._scheduler
     live = [each for each in runs if not each.done]
     for state, queue in ours._queues.items():
@@ -595,7 +690,12 @@ def assert_accounts_are_true(engine: Engine, runs: Sequence[Run]) -> None:
         assert ledger.bound == sum(each.reserved_pages or engine.pool.num_pages for each in its)
     outside = [each for each in preemptible if each.state is RunState.PREEMPTED]
     assert set(books._outside.oldest_first()) == set(outside)
-    assert set(books._inside.oldest_first()) == set(preemptible) - set(outside)
+    inside = books._inside.oldest_first()
+    assert set(inside) == set(preemptible) - set(outside)
+    books.promote()
+    assert books._inside.oldest_first() == inside, "one is followed in vain"
+    unbegun = ours._running.unbegun
+    assert all(each in ours._running and not each.num_passes for each in unbegun)
 
 
 def accounts(*places: Place) -> tuple[list[list[tuple[int, ...]]], list[str], Watch]:
@@ -655,6 +755,7 @@ def test_the_accounts_are_true_after_an_interrupt_at_any_line(pytestconfig: pyte
         lost = [n for n, end in enumerate(ended) if end != ends[n]]
         where = named(watch.struck)
         assert len(lost) <= 1, where
+        assert all(ended[n] == str(None) for n in lost), where
         for n, tokens in enumerate(told):
             size = min(len(tokens), len(expected[n]))
             assert tokens[:size] == expected[n][:size], where
@@ -664,8 +765,7 @@ def test_the_accounts_are_true_after_an_interrupt_at_any_line(pytestconfig: pyte
             assert all(map(may_be_lost_at, places)), where
         return watch
 
-    del watch.lines[len(watch.lines) // 2 :]
-    everywhere = watch.places(lambda times: [times])
+    everywhere = watch.places(lambda times: [(times + 1) // 2])
     strike_all([place for place in everywhere if may_be_lost_at(place)], struck, alone=True)
     others = [place for place in everywhere if not may_be_lost_at(place)]
     strike_all(others, struck, alone=is_every_case(pytestconfig))

@@ -222,6 +222,24 @@ def test_every_end_costs_the_same(overcommit: float) -> None:
     assert each(160) < each(40) + 20
 
 
+def test_a_run_that_comes_or_goes_between_two_passes_costs_the_others_nothing() -> None:
+    """Nothing was interrupted, so no account is made anew."""
+
+    def each(num_waiting: int) -> Counter[str]:
+        scheduler = with_waiting(8, num_waiting)
+        first = scheduler.runs[0]
+
+        def work() -> None:
+            scheduler.cancel(first)
+            scheduler.step()
+            scheduler.submit(decoding(Reserve(0, 1)))
+            scheduler.step()
+
+        return calls_of(work)
+
+    assert each(MANY) == each(FEW)
+
+
 # -- controls: mistakes that the count must see -----------------------------------------------------
 
 

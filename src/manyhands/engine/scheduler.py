@@ -240,7 +240,9 @@ class Scheduler:
             return
         was_changing, self._is_changing = self._is_changing, True
         run.cancel()
-        self._untold = deque(each for each in self._untold if not each[0].done)  # they hold blocks
+        # Both hold blocks.
+        self._untold = deque(each for each in self._untold if not each[0].done)
+        self._told = []
         if not was_changing:  # else the step that goes on sweeps, or the next one counts anew
             self._sweep()
         self._is_changing = was_changing
@@ -566,7 +568,6 @@ class Scheduler:
             run.put_right()
         self._told = []
         self._done.clear()
-        self._running.unbegun.clear()
         self.preemption.recount(run for run in runs if not run.done)
         self.preemption.promote()
 
