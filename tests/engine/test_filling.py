@@ -32,7 +32,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What passes may have: the choices of `Filling`. Every prompt of some size is very long."""
+    """Tokens that passes may have: the choices of `Filling`."""
 
     most: int
     beside: int
@@ -59,11 +59,11 @@ RUNS = st.lists(
 
 
 class Crowd:
-    """Runs that a scheduler drives, and what each was fed in each pass."""
+    """Runs that a scheduler drives, and the tokens that each was fed in each pass."""
 
     def __init__(self, sizes: Sizes, asked: list[Asked]) -> None:
         self.sizes, self.asked = sizes, sorted(asked, key=lambda each: each.comes)
-        self.own: dict[Block, int] = {}  # whose block it is
+        self.own: dict[Block, int] = {}  # the run of each block
         self.fed: list[dict[int, list[int]]] = []  # by pass and run: tokens of each row
         self.first: dict[int, int] = {}  # the pass in which a run's first tokens came
         self.scheduler = Scheduler(self._predict, PagePool(4000), sizes.filling())
@@ -171,3 +171,16 @@ def test_prompts_have_their_first_tokens_in_the_order_in_which_they_came(
     usual = [run for run in usual if not crowd.is_very_long(run)]
     firsts = [crowd.first[run] for run in usual]
     assert firsts == sorted(firsts)
+
+
+@settings(deadline=None)
+@given(SIZES, RUNS)
+def test_a_very_long_prompt_that_waits_for_the_longest_goes_on_in_every_pass(
+    sizes: Sizes, asked: list[Asked]
+) -> None:
+    crowd = Crowd(sizes, asked)
+    for number, fed in enumerate(crowd.fed):
+        waiting = [run for run, asked_of in enumerate(crowd.asked) if asked_of.comes < number]
+        waiting = [run for run in waiting if crowd.first[run] >= number]
+        if waiting and crowd.is_very_long(waiting[0]):
+            assert waiting[0] in fed
