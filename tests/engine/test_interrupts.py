@@ -805,3 +805,33 @@ def test_a_run_whose_submission_was_struck_is_over() -> None:
     assert whole
     struck = [place for place in watch.places(every_time) if begin(place)[0]]
     assert struck == [], "it takes part in passes, and nothing holds it"
+
+
+def test_a_cancellation_that_was_struck_leaves_true_accounts() -> None:
+    """At every line, in the sweep behind the run's end too: the step behind it counts anew, and the cancelled run's pages are free."""
+
+    def cancelled(*places: Place) -> tuple[Any, Watch]:
+        ledger: Any = Ledger()
+        engine = Engine(ledger, overcommit=2.0)
+        told: list[list[tuple[int, ...]]] = [[], [], []]
+        runs = [engine.submit(asking_again(each)) for each in told]
+        for _ in range(3):
+            engine.step()
+        watch = watch_at(*places, code=set(), files=WATCHED_ACCOUNTS)
+        watch.begin_step()
+        with contextlib.suppress(KeyboardInterrupt), watch.watching():
+            engine.cancel(runs[1])
+        was_done = runs[1].done
+        while engine.step():
+            assert_accounts_are_true(engine, runs)
+            assert not (was_done and runs[1].num_passes > 3), "it is over"
+        assert_accounts_are_true(engine, runs)
+        assert engine.pool.num_free_pages == engine.pool.num_pages
+        assert len(told[0]) == len(told[2]) == 12
+        return len(told[1]), watch
+
+    num_told, watch = cancelled()
+    assert num_told == 3
+    assert watch.names >= {"cancel", "_sweep", "forget"}
+    found = {cancelled(place)[0] for place in watch.places(every_time)}
+    assert found == {3, 12}, "struck before it was over, it goes on"
