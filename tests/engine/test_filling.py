@@ -133,7 +133,7 @@ def test_every_run_is_fed_all_of_its_tokens_once(sizes: Sizes, asked: list[Asked
 def test_no_pass_is_longer_than_it_may_be(sizes: Sizes, asked: list[Asked]) -> None:
     crowd = Crowd(sizes, asked)
     beside = min(sizes.beside, sizes.most)
-    least_part = -(-beside // filling._LEAST_PART)
+    least_part = -(-beside // filling._LEAST_PARTS)
     for number, fed in enumerate(crowd.fed):
         assert sum(map(sum, fed.values())) <= sizes.most
         writing = sum(sum(fed[run]) for run in fed if crowd.is_writing(run, number))

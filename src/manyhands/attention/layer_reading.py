@@ -3,6 +3,8 @@
 A pass has a list of large tiles, a list of small ones, or both (`attention/work.py`), and each is one launch. How they were cut says
 much of which kernel serves them, and the layer has the last word: a softcap, a window or a rotation of some dims alone has ordinary
 kernels. So kernels that only some tiles have are asked first, and `attend_kernel` serves all the rest.
+
+    T  new tokens      E  entries      P  partials      H  query heads      D, Dv  head dims      S  slots      G  key/value heads
 """
 
 from __future__ import annotations
@@ -74,6 +76,12 @@ class LayerReading:
         is_direct: bool,
         is_one_stream: bool,
     ) -> None:
+        """`q` [T, H, D], or [E, H, D] as keys in eight bits stand; `out` [T, H, Dv] in its dtype.
+
+        `partials` [P, H, Dv] in float32 with `lses` [P, H], or in float16 with a factor each beside its log-sum-exp, `lses` [P, H, 2].
+        `is_direct`: every token has one partial, which is left in `out`; the other two are `out` then.
+        `is_one_stream`: all launches of the layer stand behind each other, so that they may overlap.
+        """
         self.backend, self.store, self.q = backend, store, q
         self.prepared, self.call = prepared, call
         self.launches = backend.launches[call.layer]

@@ -11,9 +11,9 @@
 Works on CUDA devices in bfloat16, float16 and float32, and, slowly, on the CPU under Triton's interpreter
 (TRITON_INTERPRET=1), which is how it is tested without a GPU. Kernels in Gluon, those for Hopper alone, have no
 interpreter: without a GPU they are compiled, and their machine code is looked at (tests/test_compiled.py). Which layers can be served
-at all, and how work is cut for them, stands in `attention/fitting.py`.
+at all, and how work is cut for them, stands in `attention/fitting.py`; what kernels are told of a store, in `attention/operands.py`.
 
-    T  new tokens      H  query heads      G  key/value heads      D, Dv  head dims      S  slots
+    T  new tokens      H  query heads      G  key/value heads      D, Dv  head dims      S  slots      E  entries
 """
 
 from __future__ import annotations

@@ -82,14 +82,8 @@ class _Reader:
         return self.length + (number - self.at) * self.growth
 
 
-TABLE = (
-    "strip",
-    "base",
-    "low",
-    "high",
-    "growth of base",
-    "growth of high",
-)  # of a reader, its columns
+# The columns of a reader's table.
+TABLE = ("strip", "base", "low", "high", "growth of base", "growth of high")
 
 
 class _Laid(NamedTuple):
@@ -348,13 +342,12 @@ class Planner:
             reader.is_known = not beside or growth.keys().isdisjoint(beside)
 
     def _lies(self, piece: Piece, growth: Mapping[Block, int]) -> tuple[int, int, int, int]:
+        """Where a piece lies: strip, offset, tokens, whether it grows. Raises InvalidRequest for a block that was not filled here."""
         if isinstance(piece, Frozen):
             return piece.strip.number, piece.low, piece.size, 0
         block, place, _, front = piece
         if place.offset + block.num_tokens > place.strip.num_tokens:
-            readable_place(
-                self.pool, block
-            )  # raises, if it was filled by hand since the view was walked
+            readable_place(self.pool, block)  # raises: it was filled by hand since the walk
         size = front + self._length(block) + growth.get(block, 0)
         return place.strip.number, place.offset - front, size, int(block in growth)
 

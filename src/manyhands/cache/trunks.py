@@ -4,7 +4,7 @@ Whenever a worker ends a step, all views of its team are made anew, and all of t
 and the same long history. Walking that history block by block for every view would cost workers times steps
 each time, so a team would become slower with every step that it has finished. The run of finished blocks with
 which a view begins, its *trunk*, is kept together with the pieces that it lies in; the next view walks only
-what it has beyond the longest trunk that it shares.
+what it has beyond the longest trunk that it shares (`cache/routes.py::Walk`).
 
     one view      prompt  step 1  step 2  others' header  ...
     the next      prompt  step 1  step 2  step 3  others' header  ...
@@ -39,7 +39,7 @@ class Trunk(NamedTuple):
 
     blocks: tuple[weakref.ref[Block], ...]
     pieces: tuple[Frozen, ...]
-    ends: tuple[int, ...]  # per block: keys of the view up to its end
+    ends: tuple[int, ...]  # of each block: keys of the view up to its end
     # The first of its blocks, so many, are those of this line of beginnings (`cache/view.py::Beginning`).
     line: object = None
     on_line: int = 0

@@ -2,7 +2,7 @@
 
 A conversation has one place, so a method that one machine lacks works for some conversations and not for others, and with other
 weights or another release answers differ. A batch refuses such a machine before it answers anything (`spreading.py`); a server
-goes on, since replicas come and go while it runs, and says which of them has to be mended.
+goes on, since replicas come and go while it runs, and says which of them has to be mended (`serving.py`).
 """
 
 from __future__ import annotations

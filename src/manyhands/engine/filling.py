@@ -8,7 +8,7 @@ Runs that write stand in every pass, and take turns where they are too many for 
 Prompts go one after the other, the oldest run's first, so that each has its first token as early as it can. A very long one goes on
 by a part of each pass and others pass it by: a question does not wait for a book.
 
-Nothing here is kept from one pass to the next: the queue of the runs says whose turn it is.
+Nothing here is kept from one pass to the next: the queue of the runs says whose turn it is (`engine/scheduler.py`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from manyhands.cache.step import Step
 from manyhands.engine.run import Queue, Run
 from manyhands.model.settings import MOST_ROWS_BESIDE
 
-# One of so many parts of `prompt_tokens`: by a quarter of them a prompt goes on at least, whatever stands beside it.
-_LEAST_PART = 4
+# So many least parts make `prompt_tokens`: a prompt goes on by one of them at least, whatever stands beside it.
+_LEAST_PARTS = 4
 _MOST_PROMPTS = 64  # the oldest of those that wait, of which some are fed
 # Times `prompt_tokens`, beyond which a prompt is passed by those that come behind it.
 _VERY_LONG = 16
@@ -54,7 +54,7 @@ class Filling:
             prompt_tokens_alone or max_tokens_per_pass, max_tokens_per_pass
         )
         self.tokens_at_once = tokens_at_once
-        self._least_part = -(-self.prompt_tokens // _LEAST_PART)
+        self._least_part = -(-self.prompt_tokens // _LEAST_PARTS)
 
     def fitting(
         self, steps: Iterable[Ready], running: Queue, num_passes: int

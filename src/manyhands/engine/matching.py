@@ -1,9 +1,9 @@
 """Which recording serves a plan, and when a plan gets one of its own.
 
-A recording serves what fits its capacity and is cut for its kernels (`engine/capacities.py`). Wide ones, made ahead of time, have room
-for most of what comes. A plan that wants other kernels, such
-as large tiles for a long history, or that finds room in wide recordings with other kernels alone, gets a recording of its own when its
-capacity has been met again and again; one that fits none, the second time, or, if a prompt is in it, much later.
+A recording serves what fits its capacity and is cut for its kernels (`engine/capacities.py`). Wide ones, made ahead of time
+(`engine/recordings.py`), have room for most of what comes. A plan that wants other kernels, such as large tiles for a long history, or
+that finds room in wide recordings with other kernels alone, gets a recording of its own when its capacity has been met again and again;
+one that fits none, the second time, or, if a prompt is in it, much later.
 
 Without wide recordings a capacity is recorded when it is asked for the second time, so that widths that come up once cost
 nothing; or later, while a recording that is a little wider serves it.
@@ -43,7 +43,7 @@ _MOST_SEEN = 1024  # capacities whose times are known; of more, those that were 
 # Where a wide recording serves small tiles alone, a plan is cut for it at once, and one of so many for itself too, or of
 # so many passes that have followed it.
 _LOOKED_AT = 8
-_Kind = tuple[int, int, int]
+_Kind = tuple[int, int, int]  # see `_kind`
 
 
 class PlanMatcher:
@@ -70,11 +70,11 @@ class PlanMatcher:
         self._going_on = 0
 
     def forget(self) -> None:
-        """All recordings are dropped."""
+        """All recordings were dropped: no plan that was put off is looked at."""
         self.to_look_at = self._unserved = None
 
     def recorded(self, plan: Plan) -> tuple[Graph, Work] | None:
-        """A recording that serves this plan, and the plan cut for it; it may be made here.
+        """A recording that serves this plan, and the plan cut for it; it may be made here. None: the plan is launched.
 
         Its own; or while its capacity is rare, one that is a little wider, or a wide one.
         """

@@ -67,7 +67,7 @@ class Recordings:
         self.trouble: str | None = None  # why nothing more is recorded
         self.seconds = 0.0  # that recording took
         self.graphs: dict[Capacity, Graph] = {}  # all of them, in the order of their numbers
-        self.ahead: dict[tuple[int, Wide], Graph] = {}  # of those the wide ones, by their tokens
+        self.ahead: dict[tuple[int, Wide], Graph] = {}  # of those the wide ones, by tokens and kind
         self.layer_kinds: dict[LayerKind, tuple[torch.Size, LayerCall]] = {}
         self.part_ends = part_ends(weight_bytes(adapter), adapter.num_layers)
         self.layer_bytes = _layer_bytes(adapter)

@@ -66,6 +66,7 @@ class Scheduler:
 
     It must change nothing if it raises: the steps of the other runs are then asked for again. Only an
     interrupt may be raised behind a pass that happened, if the tokens stand in `pool.chosen`.
+    `filling` chooses what of the runs' steps a pass is fed.
     `usage_of_each` says what the steps of the newest pass have cost, for the runs' own accounts.
     `rebuild`, `overcommit` and `reserved_stay`: see `engine/preemption.py`. Without `rebuild` no run is preemptible.
     """
