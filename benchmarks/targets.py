@@ -227,12 +227,15 @@ def _targets() -> list[Target]:
     def at_least(limit: float) -> Callable[[float], bool]:
         return lambda value: value >= limit
 
-    lockstep, attention = (
-        "performance_lockstep.md#lockstep",
-        "performance_attention.md#attention-in-turns",
+    lockstep, few, halved, peers = (
+        "performance_lockstep.md#cards-and-commits",
+        "performance_attention.md#few-small-tiles",
+        "performance_attention.md#partials-of-16-bits-small-tiles-beside-large-ones",
+        "performance_attention.md#flashattention-3-and-flashinfer-cell-by-cell",
     )
-    long, four = (
-        "performance_long_histories.md#long-histories",
+    long, mixed, four = (
+        "performance_long_histories.md#sixteen-bits-and-eight",
+        "performance_long_histories.md#keys-in-eight-bits-mixed",
         "performance_layers.md#four-bits-in-turns",
     )
     starts, two = "performance_prompts.md#starts", "scale.md#measured-on-two-gpus"
@@ -263,7 +266,7 @@ def _targets() -> list[Target]:
             _attention_us,
             "{:.1f}",
             at_most(24),
-            attention,
+            few,
         ),
         Target(
             "idle device per pass, 4 workers: ms, the most",
@@ -280,7 +283,7 @@ def _targets() -> list[Target]:
                 _over_roofline(name),
                 "{:.2f}",
                 at_most(1.5),
-                attention,
+                halved,
             )
             for name in grid
         ),
@@ -290,7 +293,7 @@ def _targets() -> list[Target]:
             lambda: _thousands(1024),
             "{:.1f}",
             at_least(28),
-            attention,
+            lockstep,
         ),
         Target(
             f"{completions}, prefix 16 k: thousand tokens/s",
@@ -298,7 +301,7 @@ def _targets() -> list[Target]:
             lambda: _thousands(16256),
             "{:.1f}",
             at_least(23),
-            attention,
+            lockstep,
         ),
         Target(
             "QwQ-32B shapes over two H100, 4 workers, 16 k: ms per pass",
@@ -322,7 +325,7 @@ def _targets() -> list[Target]:
             _drop,
             "{:.1%}",
             at_most(0.15),
-            attention,
+            "log.md#2026-11-22-transposed-tiles-and-the-last-tables",
         ),
         Target(
             "attention of teams: cells in which FlashAttention 3 is faster",
@@ -330,7 +333,7 @@ def _targets() -> list[Target]:
             _behind_peers,
             "{:.0f}",
             at_most(0),
-            attention,
+            peers,
         ),
         Target(
             "attention of trees: those over three times their limit",
@@ -338,7 +341,7 @@ def _targets() -> list[Target]:
             _deep_trees,
             "{:.0f}",
             at_most(0),
-            attention,
+            peers,
         ),
         Target(
             "attention of a prompt of 2 k: µs, cache flushed",
@@ -346,7 +349,7 @@ def _targets() -> list[Target]:
             _prompt_us,
             "{:.1f}",
             at_most(80),
-            attention,
+            "performance_attention.md#prompts",
         ),
         *(
             Target(
@@ -381,7 +384,7 @@ def _targets() -> list[Target]:
             _same_answers,
             "{:.1%}",
             at_least(0.99),
-            f"{performance.PAGE}#long-histories-and-keys-in-eight-bits",
+            mixed,
         ),
         Target(
             "QwQ-32B shapes, four bits, 4 workers, 1 k: ms per pass",
@@ -444,6 +447,7 @@ def _life_targets() -> list[LifeTarget]:
     ) -> LifeTarget:
         """Of Qwen3-8B, or, behind 16 k, of QwQ-32B."""
         ours, shown = _OF_LIFE[what]
+        account = "the-host-itself" if what == _WORST else "life-in-turns"
         asked = f"≥ {least:g}" if most is None else f"≤ {most:g}"
         return LifeTarget(
             "QwQ-32B" if "16 k" in situation else "Qwen3-8B",
@@ -453,7 +457,7 @@ def _life_targets() -> list[LifeTarget]:
             ours,
             shown,
             lambda value: (least is None or value >= least) and (most is None or value <= most),
-            f"performance_life.md#{'ragged-rows' if 'ragged' in situation else 'life-in-turns'}",
+            f"performance_life.md#{'ragged-rows' if 'ragged' in situation else account}",
         )
 
     mix, crowd = "10 teams, 3 x 32 samples, 32 lone", "32 teams of 4, come and go"
