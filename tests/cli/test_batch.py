@@ -147,6 +147,16 @@ def test_faulty_lines_do_not_stop_the_others(batch: Cli, tmp_path: Path) -> None
     assert {line["id"] for line in read(answers)} == {line["id"] for line in lines}, "tried again"
 
 
+def test_nothing_is_put_on_record_for_a_model_that_cannot_be_loaded(
+    batch: Cli, tmp_path: Path
+) -> None:
+    given, answers = write(tmp_path / "in", "{\n", chat("a")), tmp_path / "out"
+    assert batch(given, answers, "--adapter", tmp_path / "none").exit_code == 3
+    result = batch(given, answers)  # the command, mended
+    assert "1 of 2 requests answered, 1 failed" in result.stdout, result.output
+    assert sorted(line["custom_id"] or "" for line in read(answers)) == ["", "a"]
+
+
 def test_every_field_of_sampling(batch: Cli, tmp_path: Path) -> None:
     """Penalties, a bias, logprobs, an echo, a form, a least length: each does what it says."""
     pytest.importorskip("llguidance")
@@ -550,7 +560,7 @@ def test_ctrl_c_while_the_model_loads_is_heard_at_once(
     finally:
         signal.signal(signal.SIGINT, usual)
     assert (result.exit_code, heard) == (130, [])
-    assert result.stderr == "interrupted with 1 request left; the same command goes on\n"
-    assert len(read(answers)) == 1, "the line that is no request is on record"
+    assert result.stderr == "interrupted with 2 requests left; the same command goes on\n"
+    assert not read(answers), "nothing is on record for a model that was never loaded"
     assert batch(given, answers).exit_code == 1
     assert len(read(answers)) == 2

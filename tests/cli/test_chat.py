@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import re
@@ -149,7 +150,9 @@ def test_half_of_what_was_said_is_not_left_on_a_full_disk(
 
 
 def test_messages_of_several_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    typed = iter(["", "one", '"""two', "  three", '"""', '"""four"""', " /help "])
+    typed = iter(
+        ["", "one", '"""two', "  three", '"""', '"""four"""', " /help ", "//5", '"""', "/quit", '"""', '"""//"""']
+    )  # fmt: skip
 
     def asked(prompt: str) -> str:
         assert prompt == "> "
@@ -159,10 +162,27 @@ def test_messages_of_several_lines(monkeypatch: pytest.MonkeyPatch) -> None:
             raise EOFError from None
 
     monkeypatch.setattr("builtins.input", asked)
-    assert list(_messages(is_typed=True)) == ["one", "two\n  three", "four", "/help"]
+    said = [(each.text, each.is_command) for each in _messages(is_typed=True)]
+    assert said == [
+        ("one", False), ("two\n  three", False), ("four", False), ("/help", True), ("/5", False),
+        ("/quit", False), ("//", False),
+    ]  # fmt: skip
     typed = iter(['"""two'])
     with pytest.raises(InvalidRequest, match="ends within a message"):
         list(_messages(is_typed=True))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_what_comes_in_is_utf_8_whatever_the_locale_says(
+    monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    came = io.BytesIO("né\r\n".encode() + b"a\xff\n")
+    pipe = io.TextIOWrapper(came, encoding=encoding, errors="surrogateescape")
+    monkeypatch.setattr("sys.stdin", pipe)
+    lines = _messages(is_typed=False)
+    assert next(lines).text == "né"
+    with pytest.raises(InvalidRequest, match=r"line 2 .* is not UTF-8 text \(byte 1\)"):
+        next(lines)
 
 
 def test_wrong_options_are_told_before_a_model_is_loaded() -> None:

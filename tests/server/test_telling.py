@@ -53,7 +53,12 @@ def test_steps_of_two_stand_one_behind_the_other() -> None:
 
 def test_a_paused_worker_gives_the_floor_away_and_gets_it_back_under_its_name() -> None:
     events: list[Event] = [wrote(0, "a"), wrote(1, "x"), WorkerPaused(1, 0), wrote(1, "y")]
-    assert thinking(told(events)) == "**Alice:** a\n\n**Bob:** xy"
+    assert thinking(told(events)) == "**Alice [1]:** a\n\n**Bob [1]:** xy"
+
+
+def test_a_reply_has_no_blanks_around_it() -> None:
+    events = [ReplyWritten(1, text) for text in (" \n", " 1:", " 84 ", "\n", "is", " \n")]
+    assert [piece.text for piece in told(list(events))] == ["1:", " 84", " \nis"]
 
 
 def test_a_step_without_text_is_not_told() -> None:

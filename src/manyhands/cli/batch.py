@@ -51,11 +51,12 @@ def batch(options: BatchOptions) -> None:
     with Output(options.answers, given, retry_failures=options.retry_failures) as output:
         if output.num_torn:
             notes.warn(f"the last line of {str(options.answers)!r} was cut short; it is done again")
-        output.write([line for line in given.faulty if line["error"]["line"] not in output.done])
         left = [(number, line) for number, line in given.lines if _is_left(line, output)]
         usage: Usage | None = None
         seconds = 0.0
-        if left:
+        if not left:
+            _put_on_record(given, output)
+        else:
             _warn_of_other_models(left, model, notes)
             try:
                 usage, seconds = _answer(left, given, output, defaults, options, notes, stop)
@@ -97,6 +98,14 @@ def _check(options: BatchOptions) -> None:
         raise InvalidRequest("requests and answers are the same file", hint="give two names")
 
 
+def _put_on_record(given: Input, output: Output) -> None:
+    """Write down the lines that are no requests, once a model is there or none is needed.
+
+    Their fingerprints hold the model and the options: of those that cannot be loaded they would refuse the command that is mended.
+    """
+    output.write([line for line in given.faulty if line["error"]["line"] not in output.done])
+
+
 def _is_left(line: Line, output: Output) -> bool:
     return line["custom_id"] not in output.done
 
@@ -125,6 +134,7 @@ def _answer(
     Until the model is loaded, and replicas have begun, nothing is under way that could be finished: an interrupt ends that at once.
     """
     with _work(defaults, options, notes) as (lines, usage), stop, progress_bar() as progress:
+        _put_on_record(given, output)
         bar = progress.add_task("", total=given.num_requests, completed=len(output.done), rate="")
         start = time.perf_counter()
         with closing(lines(left)) as finished:  # requests under way are cancelled

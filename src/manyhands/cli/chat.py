@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
@@ -78,10 +78,10 @@ def chat(options: ChatOptions) -> None:
     tell(told)
     for line in _messages(is_typed):
         try:
-            if line.startswith("/") and not line.startswith("//"):
-                tell(talk.obey(line))
+            if line.is_command:
+                tell(talk.obey(line.text))
             else:
-                outcome = _turn(engine, text, talk, line.removeprefix("/"), options, notes)
+                outcome = _turn(engine, text, talk, line.text, options, notes)
                 if is_typed or options.verbose:
                     _tell_found(outcome)
         except Quit:
@@ -134,8 +134,15 @@ def talk_of(options: ChatOptions) -> Talk:
     return Talk(method, chosen, prompts, options.system or "")
 
 
-def _messages(is_typed: bool) -> Iterator[str]:
-    """The messages of the user, one by one; blank ones say nothing."""
+class _Said(NamedTuple):
+    """A message or a command of the user."""
+
+    text: str
+    is_command: bool = False
+
+
+def _messages(is_typed: bool) -> Iterator[_Said]:
+    """The messages and commands of the user, one by one; blank ones say nothing. A message in quotes is no command."""
     lines = _typed() if is_typed else _piped()
     for line in lines:
         message = line.strip()
@@ -149,8 +156,12 @@ def _messages(is_typed: bool) -> Iterator[str]:
                     )
                 message += f"\n{more}"
             message = message.rstrip().removesuffix(_QUOTES).strip()
-        if message:
-            yield message
+            if message:
+                yield _Said(message)
+        elif message.startswith("/") and not message.startswith("//"):
+            yield _Said(message, is_command=True)
+        elif message:
+            yield _Said(message.removeprefix("/"))
 
 
 def _typed() -> Iterator[str]:
@@ -166,12 +177,15 @@ def _typed() -> Iterator[str]:
 
 
 def _piped() -> Iterator[str]:
+    """Lines of UTF-8, whatever the locale says; each is there as soon as it has come."""
+    number = 0
     try:
-        for line in sys.stdin:
-            yield line.rstrip("\n")
+        for line in sys.stdin.buffer:
+            number += 1
+            yield line.decode("utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise InvalidRequest(
-            f"what came in through the pipe is not UTF-8 text (byte {error.start})",
+            f"line {number} of what came in through the pipe is not UTF-8 text (byte {error.start})",
             hint="save it as UTF-8",
         ) from error
 

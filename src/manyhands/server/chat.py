@@ -348,9 +348,8 @@ class _MethodChunks:
         assert who is not None, "a piece has a writer"
         worker, step = who
         if worker is None:
-            text = text if self._has_content else text.lstrip()
-            self._has_content = self._has_content or bool(text)
-            return self._chunk({"content": text}) if text else b""
+            self._has_content = True
+            return self._chunk({"content": text})
         own = {"index": worker, "name": self._teller.names[worker], "step": step}
         delta = {"reasoning_content": text, "reasoning": text, "worker": own}
         return self._chunk(delta)

@@ -13,7 +13,8 @@ has been under way for longest. Nothing is lost, and no step is told in pieces.
     for piece in teller.take(event): ...       Told(text, worker, step): reasoning; worker None: the reply
 
 Where the main strand is the reply itself, its text is reasoning as long as it is not reported as reply. Of text that may be an outline
-only its end says which of both it is, so it is told then.
+only its end says which of both it is, so it is told then. Blanks at the reply's beginning and end are no part of it, as in an answer that
+comes whole.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class _Speaker:
     """A worker and the step that it writes."""
 
     name: str
-    step: int = 0
+    step: int = 1  # as in an `Account`, of one whose step began with the run
     begun: int = 0  # events before this step
     kept: str = ""  # written, and not told
 
@@ -81,6 +82,8 @@ class Teller:
         self._count = 0
         self._has_told = False
         self._is_replying = False
+        self._has_reply = False  # some of it is told
+        self._blanks = ""  # of the reply, behind which nothing may come
         self._undecided = ""  # of the main strand, where that is the reply: maybe it is thinking
 
     @classmethod
@@ -114,7 +117,7 @@ class Teller:
                 if not self._is_replying and not self._solo:
                     yield from self.rest()
                 self._is_replying = True
-                yield Told(event.text)
+                yield from self._replied(event.text)
             case TokenWritten() if self._is_reply(event.worker):
                 self._undecided = event.text
             case WorkerJoined():
@@ -144,6 +147,15 @@ class Teller:
                 speaker.kept = speaker.kept.strip()
                 yield self._told(self._label(worker, speaker.step) + speaker.kept, worker)
                 speaker.kept = ""
+
+    def _replied(self, text: str) -> Iterator[Told]:
+        """The reply from its first word to its last one so far."""
+        text = self._blanks + text if self._has_reply else text.lstrip()
+        told = text.rstrip()
+        self._blanks = text[len(told) :]
+        if told:
+            self._has_reply = True
+            yield Told(told)
 
     def _is_reply(self, worker: int) -> bool:
         return self._solo and worker == 0
@@ -223,4 +235,4 @@ class Teller:
         name = self._speakers[worker].name
         before = "\n\n" if self._has_told else ""
         self._has_told = True
-        return f"{before}**{name} [{step}]:** " if step else f"{before}**{name}:** "
+        return f"{before}**{name} [{step}]:** "
