@@ -561,6 +561,6 @@ def test_ctrl_c_while_the_model_loads_is_heard_at_once(
         signal.signal(signal.SIGINT, usual)
     assert (result.exit_code, heard) == (130, [])
     assert result.stderr == "interrupted with 2 requests left; the same command goes on\n"
-    assert not read(answers), "nothing is on record for a model that was never loaded"
+    assert not answers.exists(), "nothing is on record for a model that was never loaded"
     assert batch(given, answers).exit_code == 1
     assert len(read(answers)) == 2
