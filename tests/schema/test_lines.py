@@ -272,6 +272,24 @@ def test_a_device_can_be_written_where_that_is_wanted(tmp_path: Path) -> None:
         full.append({"n": 1})
 
 
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("devices", [True, False])
+def test_a_file_that_takes_what_the_command_prints_is_refused(
+    tmp_path: Path, number: int, devices: bool
+) -> None:
+    path, usual = tmp_path / "out", os.dup(number)
+    with path.open("wb") as file:
+        os.dup2(file.fileno(), number)
+        try:
+            with pytest.raises(OutputFailed, match="what the command prints goes there, too"):
+                LineFile(path, PLAIN, devices=devices)
+        finally:
+            os.dup2(usual, number)
+            os.close(usual)
+    assert not path.read_bytes()
+    LineFile(path, PLAIN, devices=devices).close()
+
+
 def test_a_file_that_may_only_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "x.jsonl", 1)
     usual = os.open

@@ -199,6 +199,8 @@ class LineFile:
             found = os.fstat(self._file)
             if self.is_regular and not os.path.samestat(found, path.stat()):
                 raise self._taken()  # another run has just put a new file in its place
+            if self.is_regular and _takes_output(found):
+                raise OSError(errno.EINVAL, "what the command prints goes there, too")
             self._size = found.st_size
             if sync and self.is_new:
                 _sync_folder(path.parent)
@@ -376,6 +378,15 @@ class LineFile:
             hint=hint
             or f"{place_or_room(error)}{self._or_elsewhere}; what was written so far is kept{goes_on}",
         )
+
+
+def _takes_output(found: os.stat_result) -> bool:
+    """Whether stdout or stderr is this file: what is printed would then stand over its lines, or between them."""
+    for number in (1, 2):
+        with suppress(OSError):  # it is closed
+            if os.path.samestat(found, os.fstat(number)):
+                return True
+    return False
 
 
 def _not_opened(error: OSError) -> str:
