@@ -31,8 +31,10 @@ Prompts = list[tuple[int, ...]]
 class Machine:
     """An engine without a network: memory holds, slot by slot, the tokens a view led to there."""
 
-    def __init__(self, num_pages: int = 200, max_tokens: int | None = None) -> None:
-        self.pool = PagePool(num_pages, PAGE_SIZE)
+    def __init__(
+        self, num_pages: int = 200, max_tokens: int | None = None, num_states: int = 0
+    ) -> None:
+        self.pool = PagePool(num_pages, PAGE_SIZE, num_states=num_states)
         self.planner = Planner(self.pool)
         self.tree = PrefixTree(self.pool, max_tokens=max_tokens)
         self.memory: dict[int, tuple[int, ...]] = {}  # slot: all tokens up to the one written there
@@ -48,6 +50,8 @@ class Machine:
         if not rows:
             return
         plan = self.planner.plan(Step(rows))
+        if self.pool.states is not None:
+            self.pool.states.take(Step(rows), self.pool.before_step)
         self.pool.make_moves(self.move)
         for row in rows:
             row.view.own.tokens.extend(row.feed)
@@ -95,9 +99,11 @@ prompts = st.lists(st.lists(st.integers(0, 1), max_size=9).map(tuple), min_size=
 class Trees(RuleBasedStateMachine):
     """Runs come, feed in chunks, wait for each other, are cancelled, and end, in any order."""
 
+    num_states = 0
+
     def __init__(self) -> None:
         super().__init__()
-        self.machine = Machine(num_pages=400)
+        self.machine = Machine(num_pages=400, num_states=self.num_states)
         self.tree = self.machine.tree
         self.leases: list[tuple[Lease, Prompts]] = []
 
@@ -174,6 +180,9 @@ class Trees(RuleBasedStateMachine):
     def the_account_is_exact(self) -> None:
         nodes = [node for root in self.tree._roots.values() for node in below(root)]
         assert self.tree.num_tokens == sum(len(node.tokens) for node in nodes)
+        empty = [node for node in nodes if not node.pins and not node.is_written]
+        assert self.tree._num_tokens_lost == sum(len(node.tokens) for node in empty)
+        assert all(node.children for node in empty), "nothing stands on it, and it stays"
         in_use = [node for node in nodes if node.pins]
         assert self.tree.num_pages_in_use == sum(
             len(node.tokens) // PAGE_SIZE + 1 for node in in_use
@@ -205,6 +214,12 @@ class Trees(RuleBasedStateMachine):
         assert pool.num_free_pages == pool.num_pages
 
 
+class TreesOfTexts(Trees):
+    """The same where a text has a state: a block that is divided loses its head, with others that stand on it."""
+
+    num_states = 400
+
+
 PROMPT = (1, 2, 3, 4, 5)
 
 
@@ -221,9 +236,70 @@ def below(node: Node) -> Iterator[Node]:
 
 
 TestTrees = Trees.TestCase
-TestTrees.settings = settings(
+TestTreesOfTexts = TreesOfTexts.TestCase
+TestTrees.settings = TestTreesOfTexts.settings = settings(
     max_examples=examples(75, of=150), stateful_step_count=25, deadline=None
 )
+
+
+@pytest.fixture
+def texts() -> Machine:
+    """A machine whose texts have states; the prompt of seven tokens is in its tree."""
+    machine = Machine(num_states=50)
+    machine.prefill([tuple(range(7))]).close()
+    return machine
+
+
+def test_a_lease_on_a_beginning_that_has_lost_its_state_may_close_unfed(texts: Machine) -> None:
+    """Others stand on it, so it stays without tokens, and goes with the last of them."""
+    leased(texts, [(0, 1, 2)]).close()
+    assert texts.tree.num_pages_idle <= 2, "four tokens are in memory"
+    lease = texts.prefill([tuple(range(7))])
+    assert texts.read(lease, 0) == tuple(range(7))
+    lease.close()
+    leased(texts, [(0, 1)]).close()
+    texts.tree.clear()
+    assert texts.tree.num_tokens == 0
+    assert texts.pool.num_free_pages == texts.pool.num_pages
+
+
+def test_a_text_that_divides_a_block_leaves_a_beginning_that_goes_with_what_stands_on_it(
+    texts: Machine,
+) -> None:
+    lease = leased(texts, [()])
+    texts.write_behind(lease, 0, (0, 1, 2, 3, 9))
+    lease.close()
+    assert texts.tree.num_tokens == 8
+    assert texts.tree.num_pages_idle <= 2, "three tokens and one are in memory"
+    texts.tree.clear()
+    assert texts.tree.num_tokens == 0
+    assert texts.pool.num_free_pages == texts.pool.num_pages
+
+
+def test_what_stands_behind_an_equal_text_is_read_behind_it(texts: Machine) -> None:
+    """Two have written the same; of the second's blocks the first is not kept, and the next one is."""
+    lease = leased(texts, [()])
+    texts.write_behind(lease, 0, tuple(range(7)), (8, 9))
+    lease.close()
+    whole = (*range(7), 8, 9, 10)
+    lease = texts.prefill([whole])
+    assert lease.found == (9,)
+    assert texts.read(lease, 0) == whole
+    lease.close()
+
+
+def test_a_pass_that_fails_notes_nothing_of_a_beginning_that_it_was_to_feed(texts: Machine) -> None:
+    lease = leased(texts, [(0, 1, 2)])
+    both = leased(texts, [tuple(range(8))])
+    rows = [*lease.rows([0], 9)]
+    step = Step([*rows, Row(View((*both.path(0)[:-1], Block())), (7,))])
+    states = texts.pool.states
+    assert states is not None
+    texts.planner.plan(step)
+    states.take(step, texts.pool.before_step)
+    texts.pool.take_back()  # it has failed
+    texts.planner.plan(step)
+    states.take(step, texts.pool.before_step)
 
 
 def test_a_forest_at_any_depth_is_written_once() -> None:
@@ -549,7 +625,7 @@ def test_an_interrupt_at_any_line_of_the_tree_leaves_nothing_held(
     pytestconfig: pytest.Config,
 ) -> None:
     watch = interrupted_runs()
-    assert watch.names >= {"lease", "_cut", "_insert", "_grow", "_abandon", "close", "_drop"}
+    assert watch.names >= {"lease", "_cut", "_insert", "_grow", "_abandon", "close", "_take_out"}
     strike_all(
         watch.places(first_and_last),
         lambda places: interrupted_runs(*places),

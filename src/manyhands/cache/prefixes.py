@@ -89,6 +89,7 @@ class PrefixTree:
         self._most_roots = 64
         self._idle: list[tuple[int, int, Node]] = []  # a heap: when used, a number, an idle leaf
         self._longest_idle = 64
+        self._num_tokens_lost = 0  # of all nodes, see `_lost`
         self._clock = count(1)
         # Leases that are not closed. The callback is no Python code: no death of one that nothing has closed goes unnoticed.
         self._leases: dict[weakref.ref[Lease], None] = {}
@@ -159,7 +160,8 @@ class PrefixTree:
     def num_pages_idle(self) -> int:
         """So many pages at least would be free if all went that no lease holds; blocks that were evicted count too."""
         assert self.pool is not None, "only a pool asks for room"
-        return max(0, self.num_tokens // self.pool.page_size - self.num_pages_in_use)
+        num_tokens = self.num_tokens - self._num_tokens_lost
+        return max(0, num_tokens // self.pool.page_size - self.num_pages_in_use)
 
     def idle_blocks(self) -> Iterator[Block]:
         """The blocks that no lease holds: each may go, once those behind it have gone."""
@@ -233,13 +235,11 @@ class PrefixTree:
                 self._abandon(node)
         nodes = list(self._nodes())
         self.num_tokens = sum(len(node.tokens) for node in nodes)
+        self._num_tokens_lost = sum(map(_lost, nodes))
         self.num_pages_in_use = sum(self._pages(node) for node in nodes if node.pins)
         self._idle = []
         for node in reversed(nodes):  # children first
-            if node.is_idle_leaf and not node.is_written:
-                self._drop(node)
-            else:
-                self._offer(node)
+            self._leave(node)
         self._is_changing = False
 
     def _nodes(self) -> Iterator[Node]:
@@ -295,6 +295,7 @@ class PrefixTree:
             self._enter_block(block, node)
             node.children[rest[0]] = child
             self.num_tokens += len(rest)
+            self._num_tokens_lost += len(rest)  # until it is pinned
             node = child
         return node, depth - lost
 
@@ -334,6 +335,8 @@ class PrefixTree:
         if depth < len(tokens):
             assert self.pool is not None, "a tree without a pool keeps nothing"
             own = self.pool.divide(block, depth)[1] if depth else block
+            if states is not None:
+                states.is_put_behind_equal(own)
             node.children[tokens[depth]] = child = Node(tokens[depth:], own, node)
             child.used = next(self._clock)
             self._enter_block(own, node)
@@ -350,6 +353,7 @@ class PrefixTree:
             self._enter_block(block, parent)
         head.pins, head.used = node.pins, node.used
         rest, above, first_token = node.tokens[at:], weakref.ref(head), head.tokens[0]
+        num_lost = _lost(node)
         head.children[rest[0]] = node
         if node.pins:
             self.num_pages_in_use -= self._pages(node)
@@ -359,6 +363,7 @@ class PrefixTree:
         )
         if node.pins:
             self.num_pages_in_use += self._pages(head) + self._pages(node)
+        self._num_tokens_lost += _lost(head) + _lost(node) - num_lost
         return head
 
     def _abandon(self, node: Node) -> None:
@@ -446,6 +451,7 @@ class PrefixTree:
         return len(node.tokens) // page_size + 1
 
     def _pin(self, node: Node) -> None:
+        self._num_tokens_lost -= _lost(node)
         node.pins += 1
         if node.pins == 1:
             self.num_pages_in_use += self._pages(node)
@@ -455,14 +461,23 @@ class PrefixTree:
         node.used = next(self._clock)
         if not node.pins:
             self.num_pages_in_use -= self._pages(node)
-            if node.is_written:
-                self._offer(node)
-            else:
-                self._drop(node)
+            self._num_tokens_lost += _lost(node)
+            self._leave(node)
+
+    def _leave(self, node: Node) -> None:
+        """Note that `node` may go; if nothing was written to it, it goes as soon as nothing stands on it.
+
+        One that has lost its state where it was divided (`_divide`) may be without tokens and have others on it.
+        """
+        while node.is_idle_leaf and not node.is_written and node.block is not None:
+            if (parent := self._take_out(node)) is None:
+                return
+            node = parent
+        self._offer(node)
 
     def _offer(self, node: Node) -> None:
-        """Note that `node` may go, if it is an unused leaf."""
-        if node.is_idle_leaf:
+        """Note that `node` may go, if it is an unused leaf that is written."""
+        if node.is_idle_leaf and node.is_written:
             heapq.heappush(self._idle, (node.used, next(self._clock), node))
             if len(self._idle) > self._longest_idle:  # most are out of date: they were used again
                 self._idle = [entry for entry in self._idle if is_current(*entry)]
@@ -470,22 +485,32 @@ class PrefixTree:
                 self._longest_idle = 64 + 2 * len(self._idle)
 
     def _drop(self, node: Node) -> None:
+        if (parent := self._take_out(node)) is not None:
+            self._leave(parent)
+
+    def _take_out(self, node: Node) -> Node | None:
+        """Take a leaf out of the tree; the node that it stood on, None if that is gone."""
         assert node.parent is not None, "a root is never dropped"
         parent = node.parent()
         # Where a circle holds the tree and a run, both are collected together, and weak references go first.
         if parent is None:
-            return
+            return None
         assert node.is_idle_leaf, "a node in use is never dropped"
+        self._num_tokens_lost -= _lost(node)
         del parent.children[node.tokens[0]]
         node.block = None
         self.num_tokens -= len(node.tokens)
-        if parent.is_written:
-            self._offer(parent)
+        return parent
 
     def _keep_within_limit(self) -> None:
         if self.max_tokens is not None:
             while self.num_tokens > self.max_tokens and self.let_go():
                 pass
+
+
+def _lost(node: Node) -> int:
+    """The tokens of a node that no lease holds, if they are not in memory: see `PrefixTree._leave`."""
+    return 0 if node.pins or node.is_written else len(node.tokens)
 
 
 class Lease:

@@ -126,10 +126,16 @@ class _Text:
     slots: dict[int, int] = field(default_factory=dict)  # by how many tokens the block has
     view: weakref.ref[View] | None = None  # the last view of the row that writes it
 
-    def is_behind(self, start: int, before: int) -> bool:
-        """Whether this is what stands before the block in some view."""
+    def is_behind(self, start: int, before: int, *, is_fed: bool) -> bool:
+        """Whether this is what stands before the block in some view. If that is not known, it is from now on.
+
+        `is_fed`: to the text before it a pass is still to feed something. It may fail, and another block stand there then: nothing is
+        noted.
+        """
         if self.before is None and self.start in (start, None):
-            self.start, self.before = start, before
+            if not is_fed:
+                self.start, self.before = start, before
+            return True
         return (self.start, self.before) == (start, before)
 
 
@@ -195,6 +201,12 @@ class StateBook:
             if start is not None:
                 start += block.num_tokens - tail.num_tokens
             self._texts[weakref.ref(tail)] = _Text(start, None, text.name, slots)
+
+    def is_put_behind_equal(self, block: Block) -> None:
+        """The block is read behind another one than it was written behind, which holds the same tokens in the same place."""
+        text = self._texts.get(weakref.ref(block))
+        if text is not None:
+            text.before = None
 
     def start(self, block: Block) -> int | None:
         """How many tokens stand before a block; None if that is not known."""
@@ -292,6 +304,7 @@ class StateBook:
         if view.beside_others:
             raise _reordered(view.beside_others[0])
         start = before = 0
+        is_fed = False
         for block in view.blocks:
             size = block.num_tokens + growth.get(block, 0)
             if not size:
@@ -299,9 +312,10 @@ class StateBook:
             text = self._texts.get(weakref.ref(block))
             if text is None:
                 text = self._texts[weakref.ref(block)] = _Text(start, before, next(self._names))
-            elif not text.is_behind(start, before):
+            elif not text.is_behind(start, before, is_fed=is_fed):
                 raise _reordered(block)
             start, before = start + size, text.name
+            is_fed = is_fed or block in growth
 
     def _source(self, row: Row, growth: Mapping[Block, int], targets: Mapping[Block, int]) -> int:
         own = row.view.own
