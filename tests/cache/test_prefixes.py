@@ -51,7 +51,7 @@ class Machine:
             return
         plan = self.planner.plan(Step(rows))
         if self.pool.states is not None:
-            self.pool.states.take(Step(rows), self.pool.before_step)
+            self.pool.states.take(Step(rows), lambda each: (self.pool.before_step(each),))
         self.pool.make_moves(self.move)
         for row in rows:
             row.view.own.tokens.extend(row.feed)
@@ -296,10 +296,10 @@ def test_a_pass_that_fails_notes_nothing_of_a_beginning_that_it_was_to_feed(text
     states = texts.pool.states
     assert states is not None
     texts.planner.plan(step)
-    states.take(step, texts.pool.before_step)
+    states.take(step, lambda each: (texts.pool.before_step(each),))
     texts.pool.take_back()  # it has failed
     texts.planner.plan(step)
-    states.take(step, texts.pool.before_step)
+    states.take(step, lambda each: (texts.pool.before_step(each),))
 
 
 def test_a_forest_at_any_depth_is_written_once() -> None:

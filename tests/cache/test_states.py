@@ -15,7 +15,7 @@ from manyhands.errors import InvalidRequest, OutOfMemory
 def feed(book: StateBook, *rows: tuple[View, int], fails: bool = False) -> RowStates:
     """A pass that feeds so many tokens to each view, and what it was told."""
     step = Step([Row(view, (1,) * size) for view, size in rows])
-    taken = book.take(step, lambda block: block.num_tokens)
+    taken = book.take(step, lambda block: (block.num_tokens,))
     for row in step.rows if not fails else ():
         row.view.own.tokens.extend(row.feed)
     return taken

@@ -215,7 +215,7 @@ def test_together_is_as_alone() -> None:
     engine.prefixes.clear()
     states = engine.pool.states
     assert states is not None
-    states.take(Step([Row(View([Block()]), (1,))]), lambda block: block.num_tokens)
+    states.take(Step([Row(View([Block()]), (1,))]), lambda block: (block.num_tokens,))
     assert states.num_free == 24, "slots of blocks that are gone are free"
 
 
@@ -452,3 +452,38 @@ def forked() -> Generator[Step, Any, Answer]:
     yield Step([Row(View([first]), (8, 9))])
     yield Step([Row(View([first, own]), (3, 4, 5))])
     return Answer(text=str((yield Step([Row(View([first, own]), (6,))]))))
+
+
+def fanning() -> Generator[Step, Any, Answer]:
+    """A prompt, and more rows behind it than a small pass has tokens."""
+    prompt, own = Block("prompt"), [Block("own") for _ in range(9)]
+    views = [View([prompt, block]) for block in own]
+    rows = [Row(view, (5 + n,)) for n, view in enumerate(views)]
+    _, *tokens = yield Step([Row(View([prompt]), LONG[:40]), *rows])
+    more = yield Step([Row(view, (token,)) for view, token in zip(views, tokens, strict=True)])
+    return Answer(text=str((tokens, more)))
+
+
+def test_a_last_part_that_fails_in_its_midst_is_fed_again_from_where_it_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is too long for one pass, and fails behind its first chunk, for want of states that another run then gives back."""
+    engine = hybrid_engine(prompt_tokens=8, max_tokens_per_pass=8)
+    run = engine.submit(fanning())
+    other = engine.submit(counting((5, 6), 60))
+    states, asked = engine.pool.states, list[int]()
+    assert states is not None
+    usual = states.free_slots
+
+    def free_slots(count: int) -> list[int]:
+        asked.append(count)
+        if count >= 9 and asked.count(count) == 1:
+            raise OutOfMemory("no more")
+        return usual(count)
+
+    monkeypatch.setattr(states, "free_slots", free_slots)
+    monkeypatch.setattr(engine._scheduler.preemption, "preempt", lambda: True)
+    finish(engine, run)
+    assert run.result() == hybrid_engine().run(fanning())
+    assert asked.count(10) == 2, "the chunk behind the first was made twice"
+    engine.cancel(other)

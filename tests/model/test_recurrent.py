@@ -154,7 +154,7 @@ class Early(StateBook):
 class Stale(StateBook):
     """A mistake: a row goes on from the state before its last feed."""
 
-    def _tidy(self, before_step: Any) -> None:
+    def _tidy(self, earlier: Any) -> None:
         """All states stay."""
 
     def _source(self, row: Row, growth: Any, targets: Any) -> int:

@@ -17,7 +17,7 @@ Slot 0 is the empty text. Slots of blocks that are kept for others (`Keeper`) ar
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -162,14 +162,14 @@ class StateBook:
         """Slots that no living block has."""
         return self.num_slots - len(self._used())
 
-    def take(self, step: Step, before_step: Callable[[Block], int]) -> RowStates:
+    def take(self, step: Step, earlier: Callable[[Block], Collection[int]]) -> RowStates:
         """Sources and targets for a pass that feeds this step.
 
-        `before_step` says how many tokens a block had before the step, of which this pass may feed a later part: a step
-        that fails as a whole goes back to there. Raises InvalidRequest for a block that is read behind another text than
+        `earlier` says how many tokens a block had before the step, of which this pass may feed a later part, and before the first chunk
+        of that part: what fails as a whole goes back to there. Raises InvalidRequest for a block that is read behind another text than
         the one before it, or whose state is gone, and OutOfMemory where slots do not suffice.
         """
-        self._tidy(before_step)
+        self._tidy(earlier)
         growth = {row.view.own: len(row.feed) for row in step.rows}
         texts = [self._check(row, growth) for row in step.rows]
         targets = dict(zip(growth, self.free_slots(len(growth)), strict=True))
@@ -268,7 +268,7 @@ class StateBook:
         free = (slot for slot in range(1, self.num_slots + 1) if slot not in used)
         return [next(free) for _ in range(wanted)]
 
-    def _tidy(self, before_step: Callable[[Block], int]) -> None:
+    def _tidy(self, earlier: Callable[[Block], Collection[int]]) -> None:
         """Forget what was gone before: blocks, and states of lengths that no block has or can go back to."""
         texts = {}
         for reference, text in self._texts.items():  # as many as are kept, in every pass
@@ -276,7 +276,7 @@ class StateBook:
                 continue
             texts[reference] = text
             if len(text.slots) > 1 or size not in text.slots:
-                sizes = (size, before_step(block))
+                sizes = (size, *earlier(block))
                 text.slots = {n: slot for n, slot in text.slots.items() if n in sizes}
         self._texts = texts
 

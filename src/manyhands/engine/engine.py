@@ -576,9 +576,14 @@ class Engine(OfOneProcess):
         """Room for all feeds, and what is read in the pass, brought to where the plan reads it."""
         plan = self.planner.plan(step)
         if self.pool.states is not None:
-            # A step that is fed in parts goes back further than this pass.
+            # A step that is fed in parts goes back further than this pass, and one of its parts that fails to where that began.
             known, pool = self._scheduler.lengths_before(), self.pool
-            states = self.pool.states.take(step, lambda b: known.get(b, pool.before_step(b)))
+
+            def earlier(block: Block) -> tuple[int, ...]:
+                before = pool.before_step(block)
+                return known.get(block, before), before
+
+            states = self.pool.states.take(step, earlier)
             plan = replace(plan, states=states)
         self.pool.make_moves(self.executor.move)
         return plan
