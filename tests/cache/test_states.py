@@ -57,7 +57,7 @@ def test_the_state_before_a_step_stays_while_its_parts_are_fed() -> None:
     feed(book, (text, 3))
     before = book.slot(text.own)
     for _ in range(4):  # parts of one step
-        book.take(Step([Row(text, (1, 1))]), lambda block: 3)
+        book.take(Step([Row(text, (1, 1))]), lambda block: (3,))
         text.own.tokens.extend((1, 1))
     assert book.num_free == 8 - 3
     del text.own.tokens[3:]  # the step is taken back

@@ -46,7 +46,8 @@ class TextRows:
 
     def feed(self, step: Step) -> None:
         """One pass, before its feeds join their blocks. Raises InvalidRequest where its views reorder a text."""
-        rows = self._book.take(step, lambda block: self._before_step.get(block, block.num_tokens))
+        before = self._before_step
+        rows = self._book.take(step, lambda block: (before.get(block, block.num_tokens),))
         for first, last, source, target in zip(
             rows.row_indptr, rows.row_indptr[1:], rows.sources, rows.targets, strict=False
         ):
