@@ -325,7 +325,7 @@ def test_a_run_comes_back_with_the_weights_and_the_context_it_had(
 def test_other_weights_than_those_of_the_run_are_told(
     cli: Cli, changed: Callable[..., Path]
 ) -> None:
-    """Under the same name: the checkpoint was replaced since. What another dtype makes of it has another fingerprint anyway."""
+    """The checkpoint was replaced under its name. In another dtype its weights have another fingerprint anyway."""
 
     def interrupted(lines: Lines, **header: Any) -> Lines:
         _edit(**header)(lines)

@@ -355,3 +355,11 @@ def test_a_cluster_that_wants_a_token() -> None:
         assert why == [unsent, unsent, lacks, refused, unsent]
         assert "| set RAY_AUTH_MODE=token: there is a token here" in said[0]
         assert all("| bring the token of the cluster here" in each for each in said[1:4])
+
+
+def test_a_release_of_ray_that_reads_its_token_elsewhere_is_asked_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The reader of tokens is Ray's own affair, and may go: then Ray says what it misses."""
+    monkeypatch.setattr(joining, "imported", lambda name: SimpleNamespace())
+    joining._check_token("127.0.0.1:1")

@@ -546,7 +546,7 @@ def test_on_a_disk_that_is_smaller_than_the_cache_may_be_the_oldest_go(
 def test_sheets_do_not_go_for_a_disk_that_another_program_fills(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever is freed is taken by it. Those that one more would stand in the place of go, and not all of them."""
+    """The other program takes what is freed. So many sheets go as the new one would take the place of, and not all."""
     size = sheet_of(folder, 0).stat().st_size
     disk = SmallDisk(folder, 1 << 30, monkeypatch)
     engine = engine_on(folder)

@@ -98,12 +98,15 @@ def _check_token(address: str) -> None:
     """Raise InvalidRequest if the cluster refuses the token that Ray sends from here, or that there is none.
 
     Ray itself asks again for 20 s, and says that it cannot connect. To an address it sends its token only in the mode `token`, though
-    `ray start` turns that on by itself where a token lies. What cannot be asked here (TLS, Ray's client) is left to Ray.
+    `ray start` turns that on by itself where a token lies. What cannot be asked here (TLS, Ray's client, a release of Ray that
+    reads its token elsewhere) is left to Ray.
     """
     if host_and_port(address) is None or "://" in address or _has_tls():
         return
-    grpc = imported("grpc")
-    loader = imported("ray._raylet").AuthenticationTokenLoader.instance()
+    loaders = getattr(imported("ray._raylet"), "AuthenticationTokenLoader", None)
+    if loaders is None:
+        return
+    grpc, loader = imported("grpc"), loaders.instance()
     is_sent = loader.has_token()  # raises where there is none in the mode `token`
     token = tuple(loader.get_token_for_http_header().items()) if is_sent else ()
     with grpc.insecure_channel(address) as channel:
