@@ -17,7 +17,7 @@ from manyhands.engine.ranks.world import LONGEST_END, World
 from manyhands.errors import RanksFailed
 from manyhands.model.parallel import finding
 from tests.covers import spared
-from tests.engine.ranks.models import alone, family_folder, ranked, small_folder
+from tests.engine.ranks.models import Worlds, alone, family_folder, ranked, small_folder, worlds_of
 from tests.engine.ranks.odd import FAILS, LATE, NO_MEETING, NO_MEMORY, NO_SENSE, peers_on_cpu
 from tests.engine.ranks.test_processes import is_gone
 from tests.engine.small import counting, executor_of
@@ -28,10 +28,13 @@ PROMPT = tuple(range(3, 20))
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    world = World.start(4, "cpu", work="tests.engine.ranks.odd:oddly")
-    yield world
-    world.end()
+def worlds() -> Iterator[Worlds]:
+    yield from worlds_of(lambda: World.start(4, "cpu", work="tests.engine.ranks.odd:oddly"))
+
+
+@pytest.fixture
+def world(worlds: Worlds) -> World:
+    return worlds.living()
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +105,7 @@ def test_a_rank_that_fails_in_a_pass_ends_all_with_its_reason(world: World, smal
 def test_a_rank_that_fails_while_peers_are_looked_for_ends_all(
     world: World, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.end()  # a process has one world at a time, and the four of this file are not needed any more
+    world.end()  # a process has one world at a time
     two = World.start(2, "cpu", work="tests.engine.ranks.odd:oddly")
     for name, instead in peers_on_cpu(lambda: NO_SENSE, is_last=False).items():
         monkeypatch.setattr(finding, name, instead)

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Pipe
 from types import SimpleNamespace
@@ -309,9 +309,10 @@ def test_a_rank_that_cannot_have_its_device_is_said_before_the_group_waits_for_i
 
 
 @pytest.fixture
-def late_group(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[str]]:
-    """A process group that is joined when the event is set, and what becomes of it."""
+def late_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, list[str]]]:
+    """A process group that is joined when the event is set, and what becomes of it. No thread that joins outlives the test."""
     comes, story = threading.Event(), list[str]()
+    before = set(threading.enumerate())
 
     def joined(*_: object, **__: object) -> None:
         assert comes.wait(20)
@@ -320,7 +321,11 @@ def late_group(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[s
     monkeypatch.setattr(group_of_ranks, "Store", lambda *_, **__: None)
     monkeypatch.setattr(torch.distributed, "init_process_group", joined)
     monkeypatch.setattr(group_of_ranks, "leave_group", lambda: story.append("left"))
-    return comes, story
+    yield comes, story
+    comes.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 def test_a_group_that_comes_when_another_rank_is_gone_is_left(

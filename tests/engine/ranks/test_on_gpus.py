@@ -25,7 +25,7 @@ from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.world import World
 from manyhands.errors import ManyhandsError
 from manyhands.model.settings import ModelSettings
-from tests.engine.ranks.models import CUT, family_folder, small_folder
+from tests.engine.ranks.models import CUT, Worlds, family_folder, small_folder, worlds_of
 from tests.engine.small import counting, finish, story, story_of, team
 from tests.engine.test_lookahead import live_alone
 from tests.engine.test_preemption import SAMPLED
@@ -41,10 +41,13 @@ if hasattr(signal, "SIGUSR1"):
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    world = World.start(2, "cuda")
-    yield world
-    world.end()
+def worlds() -> Iterator[Worlds]:
+    yield from worlds_of(lambda: World.start(2, "cuda"))
+
+
+@pytest.fixture
+def world(worlds: Worlds) -> World:
+    return worlds.living()
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,15 @@ from manyhands.strategies.run_spec import RunSpec
 from manyhands.strategies.settings import BranchSettings, SharedSettings, TeamSettings
 from manyhands.strategies.shared_prefix import Prompt, shared_prefix
 from tests.covers import spared
-from tests.engine.ranks.models import CUT, alone, family_folder, ranked, small_folder
+from tests.engine.ranks.models import (
+    CUT,
+    Worlds,
+    alone,
+    family_folder,
+    ranked,
+    small_folder,
+    worlds_of,
+)
 from tests.engine.ranks.test_processes import is_gone
 from tests.engine.small import (
     FEW,
@@ -75,10 +83,13 @@ FIRST += ["deepseek_v3", "llama4_text"]
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    world = World.start(2, "cpu")
-    yield world
-    world.end()
+def worlds() -> Iterator[Worlds]:
+    yield from worlds_of(lambda: World.start(2, "cpu"))
+
+
+@pytest.fixture
+def world(worlds: Worlds) -> World:
+    return worlds.living()
 
 
 @pytest.fixture(scope="module")
