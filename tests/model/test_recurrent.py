@@ -220,8 +220,8 @@ def test_a_linear_layer_does_not_run_without_its_states() -> None:
 
 def test_states_of_other_tokens_are_refused() -> None:
     adapter = _taken_over(tiny_model(CONFIGS["qwen3_5_text"]))
-    call = StateCall(States(adapter.model, 1), RowStates((0, 3), (EMPTY,), (1,)))
-    with pytest.raises(ValueError, match="tokens 0 to 3, and the pass has 2"):
+    call = StateCall.of(States(adapter.model, 1), RowStates((0, 3), (EMPTY,), (1,)))
+    with pytest.raises(ValueError, match="of 3 tokens, and the pass has 2"):
         adapter.forward(torch.tensor([1, 2]), None, lambda q, k, v, call: v, call)
 
 
@@ -247,7 +247,7 @@ def test_slots_that_are_not_there() -> None:
     states = States(tiny_model(CONFIGS["qwen3_5_text"]), 2)
     for rows in (RowStates((0, 1), (0,), (3,)), RowStates((0, 1), (-1,), (1,))):
         with pytest.raises(ValueError, match="there are 0 to 2"):
-            StateCall(states, rows)
+            StateCall.of(states, rows)
 
 
 def test_which_networks_have_states_that_are_known() -> None:

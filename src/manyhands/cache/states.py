@@ -68,6 +68,8 @@ class RowStates:
             raise ValueError(
                 f"a row is fed nothing (row_indptr {list(self.row_indptr)}); leave it out"
             )
+        if self.row_indptr[0] != 0:
+            raise ValueError(f"row_indptr begins with {self.row_indptr[0]}; 0 is expected")
         if len(set(self.targets)) < rows:
             raise ValueError(
                 f"two rows leave their state in one slot (targets {list(self.targets)})"
@@ -107,6 +109,12 @@ class RowStates:
     def num_slots(self) -> int:
         """The highest slot that is named."""
         return max((*self.sources, *self.targets))
+
+    @property
+    def are_one_each(self) -> bool:
+        """Whether every row is fed one token, as they are packed, and none goes on from what another one leaves."""
+        is_one_each = self.tokens is None and self.row_indptr[-1] == len(self.targets)
+        return is_one_each and set(self.sources).isdisjoint(self.targets)
 
     def tokens_of(self, row: int) -> Sequence[int]:
         """The packed indices of a row's tokens."""

@@ -95,11 +95,8 @@ def make_passes(
     others: Others = ALONE,
     states: States | None = None,
 ) -> Passes:
-    """How passes are run: recorded as CUDA graphs where the kernels run on a GPU.
-
-    Those of a network with `states` are not recorded: which rows go together is decided on the host.
-    """
-    if graphs and states is None and backend.name == "triton" and adapter.device.type == "cuda":
+    """How passes are run: recorded as CUDA graphs where the kernels run on a GPU. `states`: of a network whose linear layers keep some."""
+    if graphs and backend.name == "triton" and adapter.device.type == "cuda":
         from manyhands.attention.triton_backend import TritonBackend
         from manyhands.engine.graphs import GraphedPasses
         from manyhands.engine.recorder import CudaRecorder
@@ -107,5 +104,5 @@ def make_passes(
         assert isinstance(backend, TritonBackend)
         # Ranks make the same sums in the same order, whatever one of them finds.
         recorder = CudaRecorder(adapter.device, always_runs=others is not ALONE)
-        return GraphedPasses(adapter, memory, backend, recorder, others)
+        return GraphedPasses(adapter, memory, backend, recorder, others, states)
     return Passes(adapter, memory, backend, others, states)

@@ -9,6 +9,10 @@ decoding (`attention/prepared.py`). The graph itself adds the growth. So whateve
 
 Rows to spare are padding (`make_harmless`): their keys are stored nowhere and they read nothing.
 
+Of a network whose linear layers keep states (`model/recurrent.py`) a graph serves passes whose rows are fed one token each, and has a
+buffer more, for the slots of their states. These are other ones in each pass and are always sent, so no such pass is begun ahead. A row
+to spare goes on from the empty text, and leaves its state where none is read.
+
 A recording has parts. `start_head` and `look_ahead` begin the first ones, and `finish` makes the rest. Other ranks are told first of
 whatever is begun. They have the same graph by the same number, and `take`, `follow`, `begin` and `go_on` are a rank's own part of it.
 
@@ -34,12 +38,14 @@ from manyhands.attention.triton_backend import TritonBackend
 from manyhands.attention.work import Work
 from manyhands.cache.pages import Ints
 from manyhands.cache.plan import Plan
+from manyhands.cache.states import EMPTY, RowStates
 from manyhands.engine.heads import Heads
 from manyhands.engine.passes import Attending, Late, Others, PassOutcome
 from manyhands.engine.recorder import Cut, GraphRecorder, Recording
 from manyhands.engine.sampling import likeliest
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.memory import Memory
+from manyhands.model.recurrent import StateCall, States
 
 LayerKind = tuple[object, ...]  # the part of a layer that kernels of attention are compiled for
 
@@ -49,6 +55,7 @@ class RecordedWith(Protocol):
 
     adapter: ModelAdapter
     memory: Memory
+    states: States | None  # of a network whose linear layers keep some
     backend: TritonBackend
     others: Others
     recorder: GraphRecorder
@@ -100,6 +107,7 @@ class Graph:
         # Whether the plan's integers grow; and whether the growth on the device may be another one than the host's, which is sent then.
         self.grows, self.may_grow = False, False
         make_harmless(self.buffer[0], capacity)
+        self.slots = None if given.states is None else _Slots(given.states, given, capacity.tokens)
 
     def record(self, given: RecordedWith) -> Graph:
         """Record the pass; afterwards it can be replayed."""
@@ -123,7 +131,8 @@ class Graph:
         cuts = dict.fromkeys(given.part_ends, cut)
         attend = _Noting(prepared, given, cuts)
         token_ids, keep = prepared.token_ids_and_last()
-        logits = given.adapter.forward(token_ids, keep, attend)
+        states = None if self.slots is None else self.slots.call()
+        logits = given.adapter.forward(token_ids, keep, attend, states)
         # The logits of padding are those of the first head once more, so they are sound if all others are.
         return logits, likeliest(logits)
 
@@ -148,6 +157,8 @@ class Graph:
         self.num_used = self.capacity.num_used(work)
         if late is not None:
             late.mark(integers[: plan.num_tokens])
+        if self.slots is not None:
+            self.slots.write(plan.states)
         grown, self.grows = self.capacity.num_growing, plan.lockstep is not None
         if self.grows:
             self.may_grow = True  # before it does: an interrupt may strike in between
@@ -165,7 +176,7 @@ class Graph:
     def next(self, plan: Plan, late: Late | None = None) -> PassOutcome:
         """The plan that follows: send its tokens, which are all that the graph cannot know."""
         self.others.follow(self.number, plan.token_ids)
-        self.follow(plan.token_ids, late)
+        self.follow(plan.token_ids, late, plan.states)
         return self._outcome(plan)
 
     def look_ahead(self, plan: Plan, tokens: Tensor, heads: Heads) -> None:
@@ -198,6 +209,8 @@ class Graph:
         if self.may_grow:
             self.buffer[1, :grown].copy_(self.host[1, :grown], non_blocking=True)
             self.may_grow = self.grows
+        if self.slots is not None:
+            self.slots.send()
         self.sent.record()
         if late is not None:
             late.fill(self.buffer[0, : self.capacity.tokens])
@@ -206,7 +219,9 @@ class Graph:
         for repeat in self.recording.parts:
             repeat()
 
-    def follow(self, token_ids: Ints, late: Late | None = None) -> None:
+    def follow(
+        self, token_ids: Ints, late: Late | None = None, states: RowStates | None = None
+    ) -> None:
         """A whole pass, one token later."""
         self.sent.synchronize()
         held = self.host[0, : len(token_ids)]
@@ -216,6 +231,9 @@ class Graph:
             late.mark(known)
         tokens = self.buffer[0, : len(token_ids)]
         tokens.copy_(held, non_blocking=True)
+        if self.slots is not None:
+            self.slots.write(states)
+            self.slots.send()
         self.sent.record()
         if late is not None:
             late.fill(tokens)
@@ -239,6 +257,35 @@ class Graph:
     def _outcome(self, plan: Plan) -> PassOutcome:
         rows = len(plan.heads)
         return PassOutcome(self.logits[:rows], self.greedy[: 1 + rows])  # their soundness first
+
+
+class _Slots:
+    """The slots of the states of a pass, a source and a target for each token, where its recording reads them."""
+
+    def __init__(self, states: States, given: RecordedWith, num_tokens: int) -> None:
+        self._states = states
+        self._buffer = torch.zeros(2, num_tokens, dtype=torch.int32, device=states.device)
+        self._host = given.recorder.host_buffer(2, num_tokens)
+        self.write(None)
+        self.send()
+
+    def call(self) -> StateCall:
+        """The rows of a pass, as the network is told of them; recorded along with it."""
+        sources, targets = self._buffer.long()
+        return StateCall.one_each(self._states, sources, targets)
+
+    def write(self, rows: RowStates | None) -> None:
+        """Write on the host those of a pass, and behind them padding's; None: all are padding's."""
+        sources, targets = self._host.numpy()
+        sources[:], targets[:] = EMPTY, self._states.nowhere
+        if rows is not None:
+            assert rows.are_one_each, "other passes are launched"
+            size = len(rows.targets)
+            sources[:size], targets[:size] = rows.sources, rows.targets
+
+    def send(self) -> None:
+        """Send them all."""
+        self._buffer.copy_(self._host, non_blocking=True)
 
 
 def make_harmless(integers: Tensor, capacity: Capacity) -> None:

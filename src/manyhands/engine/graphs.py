@@ -35,6 +35,7 @@ from manyhands.engine.recordings import Recordings
 from manyhands.engine.sampling import Chosen
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.memory import Memory
+from manyhands.model.recurrent import States
 
 _SURE_ENOUGH = 0.99  # share of right guesses from which on whole passes are begun
 _GUESSES = 32  # about so many of the last ones count
@@ -52,7 +53,6 @@ class GraphedPasses(Passes):
     """Runs plans by recorded graphs where it can."""
 
     backend: TritonBackend
-    plans_ahead = True
 
     def __init__(
         self,
@@ -61,10 +61,13 @@ class GraphedPasses(Passes):
         backend: TritonBackend,
         recorder: GraphRecorder,
         others: Others = ALONE,
+        states: States | None = None,
     ) -> None:
-        super().__init__(adapter, memory, backend, others)
+        super().__init__(adapter, memory, backend, others, states)
+        # Where states are kept, the slots of the next pass are not known before this one has succeeded.
+        self.plans_ahead = states is None
         self.recordings = Recordings(
-            adapter, memory, backend, recorder, others, self.expanded, self.counts
+            adapter, memory, backend, recorder, others, self.expanded, self.counts, states
         )
         self.matcher = PlanMatcher(self.recordings)
         self.heads = Heads(self.recordings.part_ends, recorder.mark)
@@ -114,6 +117,8 @@ class GraphedPasses(Passes):
 
         Of experts each part reads all weights, and where there were three parts it took longer than one pass that was launched.
         """
+        if self.states is not None:  # prompts are launched, whatever their lengths
+            return num_tokens
         largest = max((tokens for tokens, _ in self.recordings.ahead), default=num_tokens)
         if self.expanded is not None and self.expanded.are_many(num_tokens):
             return num_tokens
@@ -184,7 +189,7 @@ class GraphedPasses(Passes):
 
     def look_ahead(self, chosen: Chosen) -> None:
         """See `Passes.look_ahead`."""
-        if self._newest is None:
+        if self._newest is None or self.states is not None:
             return
         graph, plan = self._newest
         self.counts.lookaheads += 1

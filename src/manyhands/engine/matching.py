@@ -165,6 +165,8 @@ class PlanMatcher:
         self._is_looked_at, self._is_astray, self._going_on = False, False, 0
         if self.expanded is not None and self.expanded.has_prompts(plan):
             return None
+        if plan.states is not None and not plan.states.are_one_each:
+            return None
         recordings = self.recordings
         if plan.num_tokens > MOST_TOKENS or (
             recordings.trouble is not None and not recordings.graphs

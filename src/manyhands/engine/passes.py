@@ -193,7 +193,7 @@ class Passes:
         return num_tokens
 
     # Whether a pass is begun ahead (`engine/lookahead.py`): where the host waits for each launch, it gains nothing.
-    plans_ahead = False
+    plans_ahead: bool = False
 
     def run(self, plan: Plan, targets: Targets | None = None) -> PassOutcome:
         """The pass itself; the moves that it relies on have been made."""
@@ -248,7 +248,7 @@ class Passes:
         states = None
         if self.states is not None:
             assert plan.states is not None, "the network keeps states, and the plan says of none"
-            states = StateCall(self.states, plan.states)
+            states = StateCall.of(self.states, plan.states)
         if targets is None:
             return PassOutcome(self.adapter.forward(token_ids, keep, attend, states))
         size = max(1, LOGITS_AT_ONCE // self.adapter.vocab_size)

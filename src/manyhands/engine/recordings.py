@@ -37,6 +37,7 @@ from manyhands.errors import ManyhandsError, RanksFailed
 from manyhands.model.adapter import ModelAdapter, experts_of_a_token, weight_bytes
 from manyhands.model.experts import load_for_prompts
 from manyhands.model.memory import Memory, free_bytes, num_weights
+from manyhands.model.recurrent import States
 
 T = TypeVar("T")
 # Tokens, beyond which all products are the library's: those of four bits are ours for longest.
@@ -55,8 +56,12 @@ class Recordings:
         others: Others,
         expanded: ExpandedForm | None,
         counts: PassCounts,
+        states: States | None = None,
     ) -> None:
-        """`expanded`: of a network with latents, the form that its prompts have. `counts` are told of each that is made."""
+        """`expanded`: of a network with latents, the form that its prompts have. `counts` are told of each that is made.
+
+        `states`: of a network whose linear layers keep some.
+        """
         self.adapter = adapter
         self.memory = memory
         self.backend = backend
@@ -64,12 +69,15 @@ class Recordings:
         self.others = others
         self.expanded = expanded
         self.counts = counts
+        self.states = states
         self.trouble: str | None = None  # why nothing more is recorded
         self.seconds = 0.0  # that recording took
         self.graphs: dict[Capacity, Graph] = {}  # all of them, in the order of their numbers
         self.ahead: dict[tuple[int, Wide], Graph] = {}  # of those the wide ones, by tokens and kind
         self.layer_kinds: dict[LayerKind, tuple[torch.Size, LayerCall]] = {}
-        self.part_ends = part_ends(weight_bytes(adapter), adapter.num_layers)
+        # Where states are kept, no head of a pass is begun.
+        ends = part_ends(weight_bytes(adapter), adapter.num_layers)
+        self.part_ends = ends if states is None else ()
         self.layer_bytes = _layer_bytes(adapter)
 
     @property
@@ -110,6 +118,10 @@ class Recordings:
         tiling = self.backend.tiling
         is_over_ranks = self.others is not ALONE
         most = capacities.most_ahead(self.layer_bytes, most_tokens, is_over_ranks=is_over_ranks)
+        if (
+            self.states is not None
+        ):  # of rows that are fed one token each, and each has a state of its own
+            most = min(most, capacities.MOST_ALONE, self.states.num_slots)
         wide = {
             (tokens, kind): capacities.wide_capacity(tokens, tiling, kind)
             for tokens, kind in capacities.kinds_ahead(most, tiling)

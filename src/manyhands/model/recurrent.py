@@ -12,11 +12,12 @@ States lie in slots. A pass reads the state of each row from one slot and leaves
                         slot 3 stays as it was, so a pass that fails has changed nothing
 
 Slot 0 is the empty text and is never written. A fork is a source that is named twice; no copy is made. Which slot
-is whose is decided in `cache/states.py`.
+is whose is decided in `cache/states.py`. One slot more, behind those, takes what padding leaves, and is never read.
 
 Hugging Face's layers take and give their states through a cache object, and treat what they are given as one text.
 Here each layer's `forward` is called once for all rows of a wave that are fed equally many tokens (`take_over`), with
-a cache that reads and writes slots. The modelling code is not touched.
+a cache that reads and writes slots. The modelling code is not touched. The slots of a wave stand on the device: a pass whose rows are
+fed one token each is one wave, and a recording of it (`engine/graph.py`) reads other slots in each pass.
 
     T  new tokens, packed over rows      R  rows      S  slots      C  channels of the convolution      K  its taps
     H  heads of the state                Dk, Dv  dims of a key and of a value
@@ -27,7 +28,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -61,15 +62,20 @@ class States:
 
     def __init__(self, model: nn.Module, num_slots: int) -> None:
         """Room beside the weights of `model`, a network of Hugging Face. Raises `UnsupportedModel` if it is none of ours."""
-        slots = num_slots + 1
+        self.num_slots = num_slots  # that may be targets; they are numbered from 1
         self.stores = {
-            layer: _store(module, slots) for layer, module in linear_layers(model).items()
+            layer: _store(module, num_slots + 2) for layer, module in linear_layers(model).items()
         }
 
     @property
-    def num_slots(self) -> int:
-        """Slots that may be targets; they are numbered from 1."""
-        return len(next(iter(self.stores.values())).states) - 1
+    def nowhere(self) -> int:
+        """The slot that padding leaves its states in."""
+        return self.num_slots + 1
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the slots."""
+        return next(iter(self.stores.values())).states.device
 
     def copy(self, other: States, slots: Sequence[tuple[int, int]]) -> None:
         """Take states of the same network: `slots` are pairs of a slot of `other` and one of these."""
@@ -83,7 +89,15 @@ class States:
     @property
     def slot_bytes(self) -> int:
         """Bytes of one state in all layers."""
-        return sum(store.num_bytes for store in self.stores.values()) // (self.num_slots + 1)
+        return sum(store.num_bytes for store in self.stores.values()) // (self.num_slots + 2)
+
+
+class Wave(NamedTuple):
+    """Rows that are made at once: all are fed equally many tokens, and none reads what another one leaves."""
+
+    at: Tensor  # [rows, length] int64: the packed indices of their tokens
+    sources: Tensor  # [rows] int64
+    targets: Tensor  # [rows] int64; those of padding may be one slot
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,15 +105,34 @@ class StateCall:
     """The rows of a pass and the memory of their states, as they travel through the network."""
 
     states: States
-    rows: RowStates
+    waves: tuple[Wave, ...]
+    num_tokens: int
 
-    def __post_init__(self) -> None:
-        highest = max((*self.rows.sources, *self.rows.targets))
-        lowest = min((*self.rows.sources, *self.rows.targets))
-        if lowest < 0 or highest > self.states.num_slots:
+    @classmethod
+    def of(cls, states: States, rows: RowStates) -> StateCall:
+        """All rows of a pass. Raises `ValueError` for slots that are not there."""
+        lowest, highest = (which((*rows.sources, *rows.targets)) for which in (min, max))
+        if lowest < 0 or highest > states.num_slots:
             raise ValueError(
-                f"slots {lowest} to {highest} are named; there are 0 to {self.states.num_slots}"
+                f"slots {lowest} to {highest} are named; there are 0 to {states.num_slots}"
             )
+        device = states.device
+        waves = [
+            Wave(
+                torch.tensor([list(rows.tokens_of(row)) for row in alike], device=device),
+                torch.tensor([rows.sources[row] for row in alike], device=device),
+                torch.tensor([rows.targets[row] for row in alike], device=device),
+            )
+            for wave in rows.waves()
+            for alike in wave.values()
+        ]
+        return cls(states, tuple(waves), rows.row_indptr[-1])
+
+    @classmethod
+    def one_each(cls, states: States, sources: Tensor, targets: Tensor) -> StateCall:
+        """Rows that are fed one token each, as they are packed: `sources` and `targets` [T] int64 on the device."""
+        at = torch.arange(len(sources), device=sources.device)[:, None]
+        return cls(states, (Wave(at, sources, targets),), len(sources))
 
 
 def state_bytes(model: nn.Module) -> int:
@@ -158,24 +191,15 @@ class _ByRow:
                 "a layer that keeps a state was called without the slots of its rows, or with a mask or a cache",
                 hint="give ModelAdapter.forward a StateCall",
             )
-        bounds = call.rows.row_indptr
-        if bounds[0] != 0 or bounds[-1] != hidden_states.shape[1]:
+        if call.num_tokens != hidden_states.shape[1]:
             raise ValueError(
-                f"the states are of tokens {bounds[0]} to {bounds[-1]}, and the pass has {hidden_states.shape[1]}"
+                f"the states are of {call.num_tokens} tokens, and the pass has {hidden_states.shape[1]}"
             )
         out = torch.empty_like(hidden_states[0])
-        for wave in call.rows.waves():
-            for rows in wave.values():
-                at = torch.tensor(
-                    [list(call.rows.tokens_of(row)) for row in rows], device=hidden_states.device
-                )
-                cache = _SlotCache(
-                    call.states,
-                    [call.rows.sources[row] for row in rows],
-                    [call.rows.targets[row] for row in rows],
-                )
-                out[at] = self._forward(hidden_states[0, at], **{self._cache: cache})
-                cache.leave()
+        for wave in call.waves:
+            cache = _SlotCache(call.states, wave.sources, wave.targets)
+            out[wave.at] = self._forward(hidden_states[0, wave.at], **{self._cache: cache})
+            cache.leave()
         return out[None]
 
 
@@ -185,7 +209,7 @@ class _SlotCache:
     Before 5.21 a layer reads `layers` in the place of the first three methods.
     """
 
-    def __init__(self, states: States, sources: Sequence[int], targets: Sequence[int]) -> None:
+    def __init__(self, states: States, sources: Tensor, targets: Tensor) -> None:
         self._stores, self._sources, self._targets = states.stores, sources, targets
         self._layer = -1
         self._inputs: Tensor | None = None
@@ -194,12 +218,12 @@ class _SlotCache:
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
         """[rows, C, K - 1], a copy: a layer that is fed one token writes the new inputs into it."""
         self._layer = layer_idx
-        self._inputs = self._stores[layer_idx].inputs[list(self._sources)]
+        self._inputs = self._stores[layer_idx].inputs.index_select(0, self._sources)
         return self._inputs
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
         """[rows, H, Dk, Dv], a copy."""
-        return self._stores[layer_idx].states[list(self._sources)]
+        return self._stores[layer_idx].states.index_select(0, self._sources)
 
     def is_recording_past(self, layer_idx: int) -> bool:
         """Never: no state is taken back, the older one still lies in its slot."""
@@ -232,9 +256,9 @@ class _SlotCache:
         """Write the new states to their slots."""
         assert self._inputs is not None, "the layer read no state"
         assert self._new is not None, "the layer gave no state"
-        store, targets = self._stores[self._layer], list(self._targets)
-        store.inputs[targets] = self._inputs
-        store.states[targets] = self._new.to(store.states.dtype)
+        store = self._stores[self._layer]
+        store.inputs.index_copy_(0, self._targets, self._inputs)
+        store.states.index_copy_(0, self._targets, self._new.to(store.states.dtype))
 
 
 @dataclass(frozen=True)

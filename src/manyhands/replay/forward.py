@@ -133,7 +133,7 @@ class Replay:
                 )
             if states is None:
                 states = States(adapter.model, self.states.num_slots)
-            call = StateCall(states, self.states)
+            call = StateCall.of(states, self.states)
         return adapter.forward(self.token_ids, self.keep, self.attention(adapter, keep, find), call)
 
     def attention(
