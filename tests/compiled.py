@@ -52,6 +52,7 @@ from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.model.kernels import (
+    delta,
     drawing,
     experts,
     experts_many,
@@ -235,6 +236,16 @@ def left_norms(size: int) -> LeftNorms:
     return LeftNorms((zeros(size), 1e-6), (zeros(size), 1e-6), 0)
 
 
+def of_states(dim: int) -> None:
+    """One token of each row through a layer that keeps a state."""
+    slots, heads = torch.zeros(2, 2, dtype=torch.int64), zeros(4)
+    qkv = delta.convolve(zeros(2, 8 * dim), zeros(8 * dim, 4), zeros(3, 8 * dim, 3), *slots)
+    small, states = zeros(2, 4), torch.zeros(3, 4, dim, dim)
+    gate, eps = zeros(2, 4, dim), 1e-6
+    weights = heads, heads, zeros(dim)
+    delta.step(qkv, gate, small, small, *weights, states, *slots, key_heads=2, eps=eps)
+
+
 def products(capability: int) -> None:
     """The kernels between attention and attention; float8 only where it is multiplied."""
     for is_early in (False, True):
@@ -250,6 +261,7 @@ def products(capability: int) -> None:
     likeliest.likeliest(zeros(2, 256))
     late.fill(torch.zeros(4, dtype=torch.int32), torch.zeros(3, dtype=torch.int64)[1:])
     drawing.draw(zeros(2, 256), torch.zeros(len(drawing.PARAMETERS), 2, dtype=torch.float64))
+    of_states(128)
     if capability >= 90:
         rows.quantise_rows(zeros(2, 256), torch.float8_e4m3fn)
         gate_up.gated_product(zeros(128, 256), zeros(256, 256), None, "silu")

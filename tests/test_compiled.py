@@ -39,6 +39,7 @@ KERNELS = {
         "_heads",
         "_gated",
         "_quantise",
+        *("_convolve", "_delta_step"),
         "_skinny",
         "_gate_up",
         "_ring",

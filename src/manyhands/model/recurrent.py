@@ -16,7 +16,8 @@ is whose is decided in `cache/states.py`. One slot more, behind those, takes wha
 
 Hugging Face's layers take and give their states through a cache object, and treat what they are given as one text.
 Here each layer's `forward` is called once for all rows of a wave that are fed equally many tokens (`take_over`), with
-a cache that reads and writes slots. The modelling code is not touched. The slots of a wave stand on the device: a pass whose rows are
+a cache that reads and writes slots. The modelling code is not touched. On a GPU rows that are fed one token each go by kernels
+of our own instead (`model/delta.py`). The slots of a wave stand on the device: a pass whose rows are
 fed one token each is one wave, and a recording of it (`engine/graph.py`) reads other slots in each pass.
 
     T  new tokens, packed over rows      R  rows      S  slots      C  channels of the convolution      K  its taps
@@ -35,6 +36,7 @@ from torch import Tensor, nn
 
 from manyhands.cache.states import RowStates
 from manyhands.errors import UnsupportedModel
+from manyhands.model.delta import DeltaStep
 
 _LAYER_TYPE = "linear_attention"
 # Model types whose linear layers name their sizes as `_store` reads them.
@@ -166,14 +168,15 @@ def take_over(model: nn.Module) -> None:
     """Let the linear layers of `model` run row by row, from the states that a `StateCall` names. For good."""
     for module in linear_layers(model).values():
         if not isinstance(vars(module).get("forward"), _ByRow):
-            module.forward = _ByRow(module.forward)
+            module.forward = _ByRow(module.forward, module.layer_idx, DeltaStep.of(module))
 
 
 class _ByRow:
     """In the place of a linear layer's `forward`: hidden states [1, T, D] of all rows, and the same of what it gives."""
 
-    def __init__(self, forward: Any) -> None:
-        self._forward = forward
+    def __init__(self, forward: Any, layer: int, step: DeltaStep | None) -> None:
+        """`step`: the layer's own step by kernels, for rows that are fed one token each."""
+        self._forward, self._layer, self._step = forward, layer, step
         names = inspect.signature(forward).parameters
         self._cache = next((name for name in _CACHES if name in names), _CACHES[-1])
 
@@ -196,7 +199,13 @@ class _ByRow:
                 f"the states are of {call.num_tokens} tokens, and the pass has {hidden_states.shape[1]}"
             )
         out = torch.empty_like(hidden_states[0])
+        by_kernels = self._step is not None and self._step.serves(hidden_states)
         for wave in call.waves:
+            if by_kernels and wave.at.shape[1] == 1:
+                store, at = call.states.stores[self._layer], wave.at[:, 0]
+                states = store.inputs, store.states, wave.sources, wave.targets
+                out[at] = self._step(hidden_states[0, at], *states)
+                continue
             cache = _SlotCache(call.states, wave.sources, wave.targets)
             out[wave.at] = self._forward(hidden_states[0, wave.at], **{self._cache: cache})
             cache.leave()

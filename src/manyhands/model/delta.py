@@ -1,0 +1,120 @@
+"""One token of each row through a linear layer, in few launches: the layers of Qwen3-Next and Qwen3.5.
+
+Where rows write, each is fed one token, and such a layer reads and writes a matrix for each head to compute next to nothing with it.
+Hugging Face's own forward makes some sixty launches of that, and every one of them reads all matrices of all rows, or writes them. Here it is
+the layer's own projections and two kernels between them (`kernels/delta.py`), which find states in their slots.
+
+Hugging Face's forward is the twin: it runs on a CPU, for prompts, and wherever a layer is not what is expected here (`DeltaStep.of`).
+
+    T  rows, one token each      D  hidden size      C  channels of the convolution
+    H  heads of values           Dk, Dv  dims of a key and of a value
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from manyhands.model import kernels
+
+_SILU = ("silu", "swish")
+_MOST = 256  # dims of a key or a value: a state is in the registers of one program
+
+
+class _Projected(NamedTuple):
+    """What a layer makes of its input, before anything else."""
+
+    qkv: Tensor  # [T, C]: queries and keys of all heads, then values
+    gate: Tensor  # [T, H, Dv]
+    b: Tensor  # [T, H]
+    a: Tensor  # [T, H]
+
+
+class DeltaStep:
+    """The step of one layer."""
+
+    def __init__(self, module: Any) -> None:
+        """`module`: a layer of which `of` has found that it is one."""
+        self._module = module
+
+    @classmethod
+    def of(cls, module: nn.Module) -> DeltaStep | None:
+        """The step of a layer; None if it is not built as those that are known here."""
+        layer: Any = module
+        try:
+            norm, conv = layer.norm, layer.conv1d
+            are_plain = conv.bias is None and layer.activation in _SILU and norm.activation in _SILU
+            sizes = layer.key_dim, layer.value_dim
+            heads = layer.num_k_heads * layer.head_k_dim, layer.num_v_heads * layer.head_v_dim
+            is_known = sizes == heads and layer.conv_dim == 2 * sizes[0] + sizes[1]
+            fits = max(layer.head_k_dim, layer.head_v_dim) <= _MOST
+            has_parts = all(
+                isinstance(each, Tensor) for each in (layer.A_log, layer.dt_bias, norm.weight)
+            )
+            _projections(layer)
+        except AttributeError:
+            return None
+        is_whole = are_plain and is_known and fits and has_parts
+        return cls(layer) if is_whole and isinstance(norm.variance_epsilon, float) else None
+
+    def serves(self, hidden: Tensor) -> bool:
+        """Whether the kernels can work on this input, of this dtype on this device."""
+        module = self._module
+        dtypes = {module.conv1d.weight.dtype, module.norm.weight.dtype, hidden.dtype}
+        return kernels.usable(hidden) and len(dtypes) == 1
+
+    def __call__(
+        self, hidden: Tensor, inputs: Tensor, states: Tensor, sources: Tensor, targets: Tensor
+    ) -> Tensor:
+        """The layer's output [T, D] for `hidden` [T, D].
+
+        Row t goes on from the states in slot `sources[t]` of `inputs` and `states` (`recurrent.py::StateStore`), and leaves its own in
+        `targets[t]`. No slot is both.
+        """
+        from manyhands.model.kernels import delta
+
+        module = self._module
+        made = _projections(module)(hidden)
+        qkv = delta.convolve(made.qkv, module.conv1d.weight.squeeze(1), inputs, sources, targets)
+        told = delta.step(
+            qkv,
+            made.gate,
+            made.a,
+            made.b,
+            module.A_log,
+            module.dt_bias,
+            module.norm.weight,
+            states,
+            sources,
+            targets,
+            key_heads=module.num_k_heads,
+            eps=module.norm.variance_epsilon,
+        )
+        out: Tensor = module.out_proj(told)
+        return out
+
+
+def _projections(module: Any) -> Any:
+    """How this layer makes `_Projected` of its input [T, D]. Raises AttributeError for another kind of layer."""
+    if hasattr(module, "in_proj_qkvz"):  # Qwen3-Next: heads of all kinds in turns
+        whole, small, order = (
+            module.in_proj_qkvz,
+            module.in_proj_ba,
+            module.fix_query_key_value_ordering,
+        )
+
+        def in_turns(hidden: Tensor) -> _Projected:
+            q, k, v, gate, b, a = order(whole(hidden)[None], small(hidden)[None])
+            qkv = torch.cat([each[0].flatten(1) for each in (q, k, v)], dim=-1)
+            return _Projected(qkv, gate[0], b[0], a[0])
+
+        return in_turns
+    qkv, gate, b, a = module.in_proj_qkv, module.in_proj_z, module.in_proj_b, module.in_proj_a
+
+    def apart(hidden: Tensor) -> _Projected:
+        of_heads = (len(hidden), module.num_v_heads, module.head_v_dim)
+        return _Projected(qkv(hidden), gate(hidden).reshape(of_heads), b(hidden), a(hidden))
+
+    return apart
