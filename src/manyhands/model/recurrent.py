@@ -166,9 +166,9 @@ def linear_layers(model: nn.Module) -> dict[int, nn.Module]:
 
 def take_over(model: nn.Module) -> None:
     """Let the linear layers of `model` run row by row, from the states that a `StateCall` names. For good."""
-    for module in linear_layers(model).values():
+    for layer, module in linear_layers(model).items():
         if not isinstance(vars(module).get("forward"), _ByRow):
-            module.forward = _ByRow(module.forward, module.layer_idx, DeltaStep.of(module))
+            module.forward = _ByRow(module.forward, layer, DeltaStep.of(module))
 
 
 class _ByRow:
@@ -199,12 +199,14 @@ class _ByRow:
                 f"the states are of {call.num_tokens} tokens, and the pass has {hidden_states.shape[1]}"
             )
         out = torch.empty_like(hidden_states[0])
-        by_kernels = self._step is not None and self._step.serves(hidden_states)
+        step = self._step
+        if step is not None and not step.serves(hidden_states):
+            step = None
         for wave in call.waves:
-            if by_kernels and wave.at.shape[1] == 1:
+            if step is not None and wave.at.shape[1] == 1:
                 store, at = call.states.stores[self._layer], wave.at[:, 0]
-                states = store.inputs, store.states, wave.sources, wave.targets
-                out[at] = self._step(hidden_states[0, at], *states)
+                slots = wave.sources, wave.targets
+                out[at] = step(hidden_states[0, at], store.inputs, store.states, *slots)
                 continue
             cache = _SlotCache(call.states, wave.sources, wave.targets)
             out[wave.at] = self._forward(hidden_states[0, wave.at], **{self._cache: cache})
