@@ -31,6 +31,7 @@ FILES = (
     "tests/engine/test_on_gpu.py",
     "tests/model/test_on_gpu.py",
     "tests/model/test_kernels.py",
+    "tests/model/test_delta.py",
     "tests/attention/test_triton.py",
     "tests/attention/test_latents.py",
 )

@@ -24,6 +24,7 @@ from manyhands.cache.view import View
 from manyhands.engine import local_executor, sampling
 from manyhands.engine.engine import Engine
 from manyhands.model.adapter import ModelAdapter
+from manyhands.model.delta import DeltaStep
 from manyhands.model.loading import load_adapter
 from manyhands.model.settings import ModelSettings
 from manyhands.prompts import load_prompt
@@ -357,6 +358,77 @@ def test_latents_by_specialised_tiles_launch_by_launch_and_recorded(tmp_path: Pa
     assert passes.recordings.trouble is None
     assert passes.counts.replayed + passes.counts.followed > 100
     assert passes.counts.eager < 3  # the prompt
+
+
+def of_states(folder: Path, *, backend: str, graphs: bool = False) -> LocalExecutor:
+    """Four layers as Qwen3.5's: every other one keeps a state, of heads as large as there."""
+    config = {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "vocab_size": 1024,
+        "max_position_embeddings": 8192,
+        "dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    adapter, _ = load_adapter(folder, device="cuda", dtype="float32", weights="dummy")
+    settings = ModelSettings(backend=backend, memory_tokens=32768, states=64)
+    return LocalExecutor(adapter, settings, graphs=graphs)
+
+
+def test_states_in_slots_launch_by_launch_and_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt, its forks, all of them and some, wider rows, over ends of pages, beside Hugging Face's own forward of these layers."""
+    executors = [
+        of_states(tmp_path, backend="torch"),
+        of_states(tmp_path, backend="triton"),
+        of_states(tmp_path, backend="triton", graphs=True),
+    ]
+    engines = [Engine(each) for each in executors]
+    engines[2].get_ready()
+    serves = DeltaStep.serves
+    by_kernels: list[bool] = []
+    monkeypatch.setattr(DeltaStep, "serves", lambda step, x: by_kernels[-1] and serves(step, x))
+    rng = random.Random(4)
+    forks = []
+    for _ in engines:
+        prompt, own = Block("prompt"), [Block() for _ in range(16)]
+        forks.append((prompt, [View([prompt, each]) for each in own]))
+    script: list[tuple[list[int], int]] = [([], 700)]
+    for count in (16, 4, 1):
+        script += [(list(range(count)), 1)] * 40 + [(rng.sample(range(16), 5), 1)] * 3
+        script += [(list(range(count)), 3)]
+    worst = 0.0
+    for who, size in script:
+        feeds = [tuple(rng.choices(range(900), k=size)) for _ in who or [0]]
+        logits = []
+        for engine, (prompt, views) in zip(engines, forks, strict=True):
+            by_kernels.append(engine is not engines[0])
+            chosen = [views[i] for i in who] if who else [View([prompt])]
+            rows = [Row(view, feed) for view, feed in zip(chosen, feeds, strict=True)]
+            logits.append(engine.forward(Step(rows)))
+        right = logits[0]
+        worst = max(
+            worst, *(float((each - right).abs().max() / right.abs().max()) for each in logits[1:])
+        )
+    assert worst < 1e-4
+    passes = executors[2].passes
+    assert isinstance(passes, GraphedPasses)
+    assert passes.recordings.trouble is None
+    assert passes.counts.replayed + passes.counts.followed > 100
+    assert passes.counts.eager == 4  # the prompt, and three times wider rows
 
 
 def test_a_network_that_cannot_be_recorded_still_runs() -> None:

@@ -84,8 +84,8 @@ def test_a_step_is_hugging_face_s(
     for layer in linear_layers(model := network(name, dtype)):
         theirs, ours = stepped(model, layer, monkeypatch)
         assert torch.equal(ours[1], theirs[1]), "inputs are moved, and nothing is computed"
-        # What the first token of a text tells is its value times a product of its query and its key. Where that is next to nothing, the norm
-        # makes one step of bfloat16 large.
+        # The first token of a text tells its value times a product of its query and its key. Where that is next to nothing, the norm makes
+        # one step of bfloat16 large.
         rows = [row for row, slot in enumerate(SOURCES) if slot or dtype != torch.bfloat16]
         outs = ours[0][:, rows], theirs[0][:, rows]
         for (mine, right), off in zip((outs, (ours[2], theirs[2])), OFF[dtype], strict=True):

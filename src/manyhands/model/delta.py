@@ -24,7 +24,7 @@ _MOST = 256  # dims of a key or a value: a state is in the registers of one prog
 
 
 class _Projected(NamedTuple):
-    """What a layer makes of its input, before anything else."""
+    """A layer's products of its input, before anything else."""
 
     qkv: Tensor  # [T, C]: queries and keys of all heads, then values
     gate: Tensor  # [T, H, Dv]

@@ -108,7 +108,7 @@ def _delta_step(
 
 
 def convolve(x: Tensor, weight: Tensor, inputs: Tensor, sources: Tensor, targets: Tensor) -> Tensor:
-    """silu of the convolution of each row's last inputs and `x` [T, C] -> [T, C], in x's dtype.
+    """The silu of the convolution of each row's last inputs and `x` [T, C] -> [T, C], in x's dtype.
 
     `weight` [C, K]. `inputs` [S, C, K - 1], in x's dtype, has the last inputs in slots; `sources` and `targets` [T] int64 name them.
     """
