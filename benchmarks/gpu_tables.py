@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.performance import NOTHING_YET, Result, cell, result, table
+from benchmarks.performance import NOTHING_YET, Result, cell, files, result, table
 from benchmarks.shapes import SHAPES
 
 ANSWERS = (
@@ -245,46 +245,31 @@ def _change(then: Result, now: Result) -> str:
 
 
 def gpu_tests() -> str:
-    """The tests that ran on a GPU, and those that ran under the sanitizer."""
+    """The tests that ran on a GPU, and those that ran under the sanitizer: of each kind of run the newest first."""
     rows = []
-    tests: tuple[str, ...] = (
-        "",
-        "_eight_bits",
-        "_attention",
-        "_draws",
-        "_halved",
-        "_whole",
-        "_few",
-    )
-    tests += ("_few_in_eight", "_small_in_eight", "_float16_bound")
-    tests += ("_small_mixed", "_specialised_mixed", "_mixed", "_mixed_again", "_recordings")
-    names = [f"gpu_tests{part}" for part in tests]
-    for name in (
-        *names,
-        "gpu_memcheck",
-        "gpu_memcheck_draws",
-        "gpu_memcheck_halved",
-        "gpu_memcheck_few",
-        "gpu_memcheck_rings",
-        "gpu_memcheck_four_bits",
-        "gpu_memcheck_small_in_eight",
-        "gpu_memcheck_append",
-        "gpu_memcheck_queries",
-        "gpu_memcheck_experts",
-        "gpu_racecheck",
-    ):
-        found = result(name)
-        for file, counts in (found or {}).get("files", {}).items():
-            errors = (found or {}).get("errors_of_the_tool")
-            rows.append(
-                [
-                    (found or {}).get("tool", ""),
-                    f"`{file}`",
-                    *(str(counts.get(kind, 0)) for kind in ("passed", "failed", "skipped")),
-                    "" if errors is None else str(errors),
-                ]
-            )
-    head = ["under", "tests", "passed", "failed", "skipped", "errors of the tool"]
+    for kind in ("gpu_tests", "gpu_memcheck", "gpu_racecheck"):
+        runs = sorted(files(kind), key=lambda run: str(run[1]["date"]), reverse=True)
+        for stem, found in runs:
+            errors = found.get("errors_of_the_tool")
+            for file, counts in found["files"].items():
+                rows.append(
+                    [
+                        f"`{stem}`",
+                        str(found["commit"]),
+                        file,  # some have other names by now, so none is said as a path of today
+                        *(str(counts.get(how, 0)) for how in ("passed", "failed", "skipped")),
+                        "" if errors is None else str(errors),
+                    ]
+                )
+    head = [
+        "run",
+        "commit",
+        "tests",
+        "passed",
+        "failed",
+        "skipped",
+        "errors of the tool in the run",
+    ]
     return table(head, rows) if rows else NOTHING_YET
 
 

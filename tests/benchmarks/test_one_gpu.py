@@ -181,17 +181,23 @@ def test_tables_of_processes_and_tests(tmp_path: Path, monkeypatch: pytest.Monke
         line[kind] = {"passes": 6, "tokens_per_second": rate}
     files = {"tests/a.py": {"passed": 4}}
     ran = {"tool": "memcheck", "files": files, "errors_of_the_tool": 0}
+    older, newer = (
+        {"date": date, "commit": name, **ran} for date, name in (("1", "a"), ("2", "b"))
+    )
     for name, content in (
         ("start_up_qwen3-8b", {"commit": "abc", "starts": [start]}),
         ("speculation_gpu", {"lines": [line]}),
-        ("gpu_memcheck", ran),
+        ("gpu_memcheck", older),
+        ("gpu_memcheck_of_another_day", newer),
     ):
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     monkeypatch.setattr(performance, "RESULTS", tmp_path)
     assert gpu_tables.fresh_process().endswith("| 0.400 | 0.300 | 6 | 3 | 9 | abc |")
     assert gpu_tables.first_token() == gpu_tables.fresh_process()
     assert gpu_tables.guesses_in_time().endswith("| 100 → 250 | 2.50 |")
-    assert gpu_tables.gpu_tests().endswith("| memcheck | `tests/a.py` | 4 | 0 | 0 | 0 |")
+    *_, first, last = gpu_tables.gpu_tests().splitlines()
+    assert first == "| `gpu_memcheck_of_another_day` | b | tests/a.py | 4 | 0 | 0 | 0 |"
+    assert last == "| `gpu_memcheck` | a | tests/a.py | 4 | 0 | 0 | 0 |"
 
 
 def test_tests_that_are_counted_end_when_their_time_is_over(tmp_path: Path) -> None:

@@ -51,6 +51,33 @@ def test_the_first_page_begins_with_words_and_a_small_table() -> None:
     assert PAGES[0].index("| --- |") > 500
 
 
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+NO_SUBJECT = {"accounts", "of", "and", "the", "this", "engine", "a"}
+
+
+def about(heading: str) -> set[str]:
+    """The words of a heading by which it differs from others."""
+    return set(re.findall(r"\w+", heading.lower())) - NO_SUBJECT
+
+
+def badly_headed(page: str) -> list[str]:
+    """Headings of a page that say its title or another heading again, or have nothing of their own beneath."""
+    page = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
+    headings, texts = HEADING.findall(page), HEADING.split(page)[2::2]
+    subjects = [about(heading) for heading in headings]
+    again = [h for n, h in enumerate(headings) if subjects[n] in subjects[:n]]
+    return again + [h for h, text in zip(headings, texts, strict=True) if not text.strip()]
+
+
+@pytest.mark.parametrize("name", performance.PAGES)
+def test_no_heading_says_another_one_again(name: str) -> None:
+    page = (DOCS / name).read_text(encoding="utf-8")
+    assert badly_headed(page) == []
+    first, second = HEADING.findall(page)[:2]
+    assert badly_headed(f"{page}\n## Of {first.removeprefix('Accounts of ')}\n\nText.") != []
+    assert badly_headed(f"{page}\n## Empty\n\n### {second}\n\nText.") == [second, "Empty"]
+
+
 def lines(**by_when: float) -> list[dict[str, Any]]:
     name = "one team of 4, 1 k, steps of 40"
     return [

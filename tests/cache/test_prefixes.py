@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import weakref
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -631,6 +632,35 @@ def test_an_interrupt_at_any_line_of_the_tree_leaves_nothing_held(
         lambda places: interrupted_runs(*places),
         alone=is_every_case(pytestconfig),
     )
+
+
+def interrupted_close(*places: Place) -> Watch:
+    """A lease of several paths is closed beside one that stays: what pages are in use is true at once, with nothing between."""
+    machine = Machine()
+    held = machine.prefill([HELD])
+    machine.prefill([LONG]).close()
+    going = machine.tree.lease([LONG, (*HELD, 3, 4, 5), (7, 8, 9)])
+    assert going is not None
+    tree = machine.tree
+    watch = Watch(lambda code: code.co_filename in FILES, places)
+    watch.begin_step()
+    with contextlib.suppress(KeyboardInterrupt), watch.watching():
+        going.close()
+    is_open = weakref.ref(going) in tree._leases
+    in_use, idle = tree.num_pages_in_use, tree.num_pages_idle
+    nodes = {id(node): node for leaf in held._leaves for node in leaf.chain()}
+    if is_open:
+        nodes |= {id(node): node for leaf in going._leaves for node in leaf.chain()}
+    assert in_use == sum(len(node.tokens) // PAGE_SIZE + 1 for node in nodes.values())
+    tree._put_right()
+    assert (tree.num_pages_in_use, tree.num_pages_idle) == (in_use, idle)
+    return watch
+
+
+def test_pages_are_told_as_they_are_behind_an_interrupted_close() -> None:
+    watch = interrupted_close()
+    assert watch.names >= {"close", "_unpin", "_leave"}
+    strike_all(watch.places(first_and_last), lambda places: interrupted_close(*places), alone=True)
 
 
 def test_a_lease_that_nothing_has_closed_is_closed_when_it_is_gone() -> None:

@@ -236,6 +236,30 @@ def test_a_method_that_a_replica_lacks_is_told_and_not_offered(
     ]
 
 
+@pytest.mark.parametrize("name", ["ours:debate", "ours:debate-3", "ours:3-debate"])
+def test_a_model_whose_name_reads_like_an_alias_stays_in_the_list(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Of the method that a replica lacks the aliases alone are left out, as `strategies/requests.py` makes them."""
+    more = METHODS.beside(
+        {
+            "debate": replace(METHODS["hogwild"], name="debate"),
+            "debate_2": replace(METHODS["sequential"], name="debate_2"),
+        }
+    )
+    monkeypatch.setattr("manyhands.strategies.requests.METHODS", more)
+    offered = opened(aaaaaaaa={"methods": {"debate": "manyhands-debate 1.0"}}, bbbbbbbb={})
+    with offered as (client, fleet, door):
+        for replica in fleet.replicas.values():
+            replica.front.served = replace(replica.front.served, name=name)
+        assert soon(lambda: len(door._installed) == 2)
+        listed = [one["id"] for one in client.get("/v1/models").json()["data"]]
+        every = list(fleet.replicas["aaaaaaaa"].front.served.models)
+        lacked = [f"{name}:debate-2", f"{name}:debate-4"]
+        assert listed == [one for one in every if one not in lacked]
+        assert {*lacked, name, f"{name}:debate_2"} <= {*every}
+
+
 _JSON = {"Content-Type": "application/json"}
 
 

@@ -156,7 +156,7 @@ def test_a_row_gets_the_same_beside_any_others() -> None:
 @DTYPES
 @pytest.mark.parametrize("size", [1, 8, 2048, 2500, 5001])
 def test_vocabularies_of_any_size(size: int, dtype: torch.dtype) -> None:
-    """Rows that are no whole number of chunks or bytes, and that lie apart."""
+    """Rows that are no whole number of tiles or bytes, and that lie apart."""
     generator = torch.Generator().manual_seed(size)
     wide = (torch.randn(6, size + 11, generator=generator) * 3).to(dtype)
     choices = [replace(CUTS[row % 4], draw=DRAWS[row]) for row in range(6)]

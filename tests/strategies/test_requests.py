@@ -33,6 +33,7 @@ from manyhands.strategies.requests import (
     aliases,
     answer_body,
     choice_of,
+    method_named,
     prompts_of,
     read_model,
     settings_of,
@@ -412,6 +413,11 @@ def test_aliases_of_a_model() -> None:
         name = alias.partition(":")[2]
         assert name in (spec.method.name, f"{spec.method.name}-{spec.facts()['workers']}")
     assert read_model("a:b", "a:b") == read_model(None, "a:b") == {}
+    assert [method_named(alias, "m") for alias in ours] == [
+        read_model(a, "m")["method"] for a in ours
+    ]
+    assert method_named("a:b-2:not_here-3", "a:b-2") == "not_here"
+    assert method_named("a:b-2", "a:b-2") is None
     assert read_model("a:b:hogwild-12", "a:b") == {"method": "hogwild", "workers": 12}
     said = r"model is 'm:branches-3', and the method branches has no number of workers; expected 'm:branches'"
     with pytest.raises(InvalidField, match=said):

@@ -25,8 +25,8 @@ The least recently used leaves go first. Tenants have trees of their own: what o
 is never found by another.
 
 An interrupt may strike between any two lines. What the tree sums up (who holds a node, how many tokens and pages there are, which
-leaves may go) is then made anew by the next change, from the leases that are open; and a lease that nothing has closed is closed
-when it is gone.
+leaves may go) is then made anew by the next change or the next question after pages, from the leases that are open; and a lease
+that nothing has closed is closed when it is gone.
 
 With a `shelf` (`cache/sheets.py`) whole paths are saved to disk when they are written, and what memory does not
 hold is looked for there: the nodes of what is found are written by a Fetch in the place of a lease.
@@ -82,7 +82,7 @@ class PrefixTree:
         self.num_tokens = 0  # in all nodes
         self.num_tokens_found = 0  # of all prompts so far, there already when they came
         self.num_tokens_added = 0  # of all prompts so far, to be fed for them
-        self.num_pages_in_use = 0
+        self._num_pages_in_use = 0
         # Of all nodes, and of what was divided, the block of the root below which they stand.
         self._root_of: weakref.WeakKeyDictionary[Block, Block] = weakref.WeakKeyDictionary()
         self._roots: dict[str | None, Node] = {}
@@ -157,11 +157,18 @@ class PrefixTree:
         return lease
 
     @property
+    def num_pages_in_use(self) -> int:
+        """So many pages at most hold nodes that some lease holds."""
+        self._check_whole()
+        return self._num_pages_in_use
+
+    @property
     def num_pages_idle(self) -> int:
         """So many pages at least would be free if all went that no lease holds; blocks that were evicted count too."""
         assert self.pool is not None, "only a pool asks for room"
+        self._check_whole()
         num_tokens = self.num_tokens - self._num_tokens_lost
-        return max(0, num_tokens // self.pool.page_size - self.num_pages_in_use)
+        return max(0, num_tokens // self.pool.page_size - self._num_pages_in_use)
 
     def idle_blocks(self) -> Iterator[Block]:
         """The blocks that no lease holds: each may go, once those behind it have gone."""
@@ -236,7 +243,7 @@ class PrefixTree:
         nodes = list(self._nodes())
         self.num_tokens = sum(len(node.tokens) for node in nodes)
         self._num_tokens_lost = sum(map(_lost, nodes))
-        self.num_pages_in_use = sum(self._pages(node) for node in nodes if node.pins)
+        self._num_pages_in_use = sum(self._pages(node) for node in nodes if node.pins)
         self._idle = []
         for node in reversed(nodes):  # children first
             self._leave(node)
@@ -356,13 +363,13 @@ class PrefixTree:
         num_lost = _lost(node)
         head.children[rest[0]] = node
         if node.pins:
-            self.num_pages_in_use -= self._pages(node)
+            self._num_pages_in_use -= self._pages(node)
         # Without a call in between, so an interrupt finds the node cut or whole.
         parent.children[first_token], node.tokens, node.block, node.parent = (
             *(head, rest, second, above),
         )
         if node.pins:
-            self.num_pages_in_use += self._pages(head) + self._pages(node)
+            self._num_pages_in_use += self._pages(head) + self._pages(node)
         self._num_tokens_lost += _lost(head) + _lost(node) - num_lost
         return head
 
@@ -454,13 +461,13 @@ class PrefixTree:
         self._num_tokens_lost -= _lost(node)
         node.pins += 1
         if node.pins == 1:
-            self.num_pages_in_use += self._pages(node)
+            self._num_pages_in_use += self._pages(node)
 
     def _unpin(self, node: Node) -> None:
         node.pins -= 1
         node.used = next(self._clock)
         if not node.pins:
-            self.num_pages_in_use -= self._pages(node)
+            self._num_pages_in_use -= self._pages(node)
             self._num_tokens_lost += _lost(node)
             self._leave(node)
 

@@ -25,7 +25,7 @@
     live.py      one column per worker, drawn by columns.py
     keyboard.py  the keys of a person who types meanwhile; talking.py makes items for the run of them
     output.py    everything that is written, and what happens when it cannot be
-    guard.py     every error into its exit code
+    guard.py     every error into its exit code; narrow.py: help for a terminal of few columns
 
 What is read from the environment stands in a table of docs/terminal.md. Nothing heavy is imported before a
 command needs it, so that `--help` answers at once.

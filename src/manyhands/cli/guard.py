@@ -19,6 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
+from manyhands.cli.narrow import narrow_help, narrow_width
 from manyhands.cli.stopping import (
     exit_code_of,
     interrupt_behind,
@@ -224,6 +225,13 @@ class GuardedCommand(TyperCommand):
         with guarded(), _help_written():
             return super().make_context(info_name, args, *rest, **more)
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Typer's own, or where that would cut words, that of `narrow.py`."""
+        if width := narrow_width():
+            formatter.write(narrow_help(self, ctx, width))
+        else:
+            super().format_help(ctx, formatter)
+
 
 class GuardedGroup(TyperGroup):
     """All commands: their common help and the version leave through `guarded`, too."""
@@ -232,6 +240,13 @@ class GuardedGroup(TyperGroup):
         """Read what stands before a command; if it asks for help or the version, write it and leave."""
         with guarded(), _help_written():
             return super().make_context(*args, **more)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """See `GuardedCommand.format_help`."""
+        if width := narrow_width():
+            formatter.write(narrow_help(self, ctx, width))
+        else:
+            super().format_help(ctx, formatter)
 
 
 @contextmanager

@@ -248,7 +248,7 @@ def place_facts(
 
 
 def traced_facts(engine: Engine, text: Text, settings: ModelSettings) -> dict[str, Any]:
-    """All that stands in a trace's header besides the model's name and the run itself. Reads all weights."""
+    """All that stands in a trace's header besides the model's name and the run itself. Reads all weights, where no cache folder did."""
     return {
         "vocabulary": text.vocabulary,
         **place_facts(engine, settings),

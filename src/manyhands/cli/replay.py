@@ -194,10 +194,9 @@ def _verify(trace: Trace, options: ReplayOptions, notes: Notes) -> Verification:
         )
     adapter = load_network(_model_of(trace, options), recorded, notes)
     from manyhands.cli.verify import verify
-    from manyhands.model.fingerprint import fingerprint
 
     dtype = str(adapter.dtype).removeprefix("torch.")
-    _check_weights(trace, dtype, lambda: fingerprint(adapter.model), notes)
+    _check_weights(trace, dtype, adapter.fingerprint, notes)
     return verify(adapter, trace, choice)
 
 

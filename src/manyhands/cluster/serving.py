@@ -19,7 +19,7 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -50,6 +50,7 @@ from manyhands.server.keys import Keys
 from manyhands.server.limits import Limits
 from manyhands.server.shapes import RUNS
 from manyhands.server.streams import is_gone_before
+from manyhands.strategies.requests import method_named
 
 LOG = logging.getLogger("manyhands.server")
 DEPLOYMENT = "replica"
@@ -312,7 +313,11 @@ class Door:
         if begin.status != 200 or not lacked:
             return _whole_response(begin, body)
         told = json.loads(body)
-        told["data"] = [one for one in told["data"] if not _is_of(one, lacked)]
+        listed = told["data"]
+        names = [one["id"] for one in listed]
+        if asked.path == _MODELS:  # the model by itself, then its aliases
+            names = [method_named(name, names[0]) for name in names]
+        told["data"] = [one for one, name in zip(listed, names, strict=True) if name not in lacked]
         return JSONResponse(told)
 
     async def _listed(self, asked: Forwarded) -> Response:
@@ -537,14 +542,6 @@ def _refusal(error: Exception) -> Refusal:
     if is_lost(error):
         return Refusal(503, "the replica that answered has died", code="replica_lost")
     return failure_of(error)
-
-
-def _is_of(listed: Mapping[str, Any], methods: Collection[str]) -> bool:
-    """Whether what is listed is one of these methods, or a model's alias for one (`our-model:debate-3`)."""
-    name = str(listed["id"])
-    if listed["object"] == "model":
-        name = name.rpartition(":")[2].partition("-")[0] if ":" in name else ""
-    return name in methods
 
 
 def _is_stream(begin: Begin) -> bool:

@@ -236,7 +236,7 @@ class Executor(Protocol):
         """How passes have run so far: a copy."""
 
     def fingerprint(self) -> str:
-        """A few digits that stand for the weights (`model/fingerprint.py`). Reads all of them."""
+        """A few digits that stand for the weights (`model/fingerprint.py`). Reads all of them, the first time."""
 
     def peak_bytes(self) -> int | None:
         """The most that a GPU has given out since `forget_peak`; None on other devices."""

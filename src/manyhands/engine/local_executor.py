@@ -47,7 +47,6 @@ from manyhands.engine.sampling import Chosen, choose, get_ready, sent
 from manyhands.engine.weighing import Weights
 from manyhands.errors import InvalidRequest, OutOfMemory, counted
 from manyhands.model.adapter import ModelAdapter, experts_of_a_token, weight_bytes
-from manyhands.model.fingerprint import fingerprint
 from manyhands.model.fusion import FuseReport, check_fuse, fuse_modules
 from manyhands.model.generation import end_ids
 from manyhands.model.loading import load_adapter
@@ -490,7 +489,7 @@ class LocalExecutor:
 
     def fingerprint(self) -> str:
         """See `Executor.fingerprint`."""
-        return fingerprint(self.adapter.model)
+        return self.adapter.fingerprint()
 
     def peak_bytes(self) -> int | None:
         """See `Executor.peak_bytes`."""

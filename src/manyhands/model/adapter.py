@@ -40,6 +40,7 @@ from manyhands.model.families import (
     supported,
 )
 from manyhands.model.few_layers import are_alike, few_layers_of
+from manyhands.model.fingerprint import WeightSums, digest_of
 from manyhands.model.host_linear import laid_out_bytes
 from manyhands.model.latent import Expansion, absorb, is_absorbed, is_latent, latent_shape
 from manyhands.model.layers import HeadNorms
@@ -146,6 +147,7 @@ class ModelAdapter:
         self.max_positions = min(context or reach(config), reach(config))
         self.ropes, self.gains = read_ropes(model, family, context)
         self.query_scales, self.chunks = query_scales(config), chunks(config)
+        self.weight_sums = WeightSums(model)
         self._alike: tuple[object, bool] | None = None  # layers, and whether they are
         self._short: Any = None  # the network with few layers, while passes are made with these
         _USERS.setdefault(model, weakref.WeakSet()).add(self)
@@ -181,6 +183,10 @@ class ModelAdapter:
     def dtype(self) -> torch.dtype:
         """The dtype of the weights, and of q, k and v."""
         return self.model.dtype
+
+    def fingerprint(self) -> str:
+        """32 hex digits that stand for the weights (`model/fingerprint.py`). Reads all weights, the first time."""
+        return digest_of(self.weight_sums.get())
 
     def forward(
         self,

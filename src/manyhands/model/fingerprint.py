@@ -9,6 +9,8 @@ protection against somebody who wants two networks to have the same.
 What does not come from a checkpoint (rotary frequencies and the like) is left out. Numbers that were
 rounded on loading, to another dtype or to fewer bits, are other numbers; packed ones (AWQ, experts in mxfp4) are others than the
 same ones unpacked.
+
+All weights are read for it, so a loaded network's sums are remembered (`WeightSums`) until a weight is written to or exchanged.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 # Numbers; as int64 they are 2 MiB, which stays in a CPU's cache. A GPU would wait for launches.
 _AT_A_TIME, _AT_A_TIME_ON_GPU = 1 << 18, 1 << 22
@@ -51,6 +54,28 @@ def sums_of(model: nn.Module) -> dict[int, Tensor]:
     return totals
 
 
+class WeightSums:
+    """The sums of one network's weights, taken once: all who ask for its fingerprint share them.
+
+    A weight that lies elsewhere or was written to since, as by an optimizer's step, has all of them taken anew. A write past
+    torch's own count of writes, as to a weight's `data`, is not noticed. Weights that were loaded in inference mode
+    have no such count, and their sums are not remembered.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._known: tuple[_State, dict[int, Tensor]] | None = None
+
+    def get(self) -> dict[int, Tensor]:
+        """See `sums_of`."""
+        state = _state_of(self._model)
+        if self._known is not None and self._known[0] == state:
+            return dict(self._known[1])
+        sums = sums_of(self._model)
+        self._known = None if state is None else (state, sums)
+        return dict(sums)
+
+
 def sums_of_layer(linear: nn.Module) -> Tensor:
     """The two sums of a layer alone: int64 [2]; of what another rank counts, none."""
     weights = [w.detach() for w in linear.parameters() if not getattr(w, COPIED, False)]
@@ -61,6 +86,22 @@ def digest_of(totals: Mapping[int, Tensor]) -> str:
     """32 hex digits for the sums of all layers."""
     sums = {str(layer): total.tolist() for layer, total in sorted(totals.items())}
     return hashlib.sha256(json.dumps(sums).encode()).hexdigest()[:32]
+
+
+# Of each weight: its storage, where in it the weight lies, and how often it was written to. The reference keeps no memory, and no
+# other storage has its number while it is there.
+_State = list[tuple[StorageWeakRef, int | torch.SymInt, torch.Size, int]]
+
+
+def _state_of(model: nn.Module) -> _State | None:
+    """Facts that change with the weights; None where some do not tell how often they were written to."""
+    weights = [weight for _, weight in _weights(model)]
+    if any(weight.is_inference() for weight in weights):
+        return None
+    return [
+        (StorageWeakRef(w.untyped_storage()), w.storage_offset(), w.shape, w._version)
+        for w in weights
+    ]
 
 
 def _weights(model: nn.Module) -> Iterator[tuple[int, Tensor]]:

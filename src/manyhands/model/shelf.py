@@ -29,7 +29,6 @@ from manyhands.attention.store import Targets
 from manyhands.cache.pages import Ints
 from manyhands.cache.sheets import ShelfCounts
 from manyhands.model.adapter import ModelAdapter
-from manyhands.model.fingerprint import fingerprint
 from manyhands.model.memory import Memory, free_bytes
 from manyhands.model.sheet_files import Form, SheetFiles, Taken
 
@@ -184,14 +183,14 @@ def forms_of(memory: Memory, sheet_tokens: int) -> dict[str, Form]:
 
 
 def model_digest(adapter: ModelAdapter, forms: dict[str, Form]) -> str:
-    """32 hex digits that stand for all that keys depend on besides the tokens. Reads all weights.
+    """32 hex digits that stand for all that keys depend on besides the tokens. Reads all weights, where nobody has before.
 
     That is the weights as they were loaded, rounded or not; the configuration; how each layer rotates; the
     numbers in which keys and values are stored, and the axes of keys in eight bits.
     """
     config = adapter.model.config.to_dict()
     told: dict[str, Any] = {
-        "weights": fingerprint(adapter.model),
+        "weights": adapter.fingerprint(),
         "config": {key: value for key, value in config.items() if key not in _ORIGIN},
         "dtype": str(adapter.dtype),
         "ropes": [_rope_digest(rope) for rope in adapter.ropes],

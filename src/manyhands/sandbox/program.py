@@ -30,8 +30,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -85,8 +85,8 @@ def run_program(
     with ExitStack() as stack:
         folder = None
         try:
-            order = _holding(order_of_it, stack)
-            standard_input = _holding(given.encode(), stack)
+            order = stack.enter_context(_holding(order_of_it))
+            standard_input = stack.enter_context(_holding(given.encode()))
             if not closed.has_own_folder:
                 folder = stack.enter_context(
                     tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -122,15 +122,16 @@ def run_program(
         return _Watched(process, answers, limits).outcome(call)
 
 
-def _holding(content: bytes, stack: ExitStack) -> FileIO:
+@contextmanager
+def _holding(content: bytes) -> Iterator[FileIO]:
     """A file without a name that holds this, to be read from its beginning. OSError where there is no room for it."""
     # Without a buffer, which would be written once more where it is closed, and fail again.
-    file: FileIO = stack.enter_context(tempfile.TemporaryFile(buffering=0))  # noqa: SIM115
-    left = memoryview(content)
-    while left:
-        left = left[file.write(left) :]
-    file.seek(0)
-    return file
+    with tempfile.TemporaryFile(buffering=0) as file:
+        left = memoryview(content)
+        while left:
+            left = left[file.write(left) :]
+        file.seek(0)
+        yield file
 
 
 def _order(prelude: str, source: str, limits: Limits, call: Call | None) -> dict[str, Any]:

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("manyhands.installed")
 OWN_DISTRIBUTION = "manyhands-llm"
-_NAME = re.compile("[a-z][a-z0-9_]*")
+# A name that can be asked for. It has no hyphen, behind which an alias of a model says how many workers.
+NAME = "[a-z][a-z0-9_]*"
 
 Kind = TypeVar("Kind")
 Tell = Callable[[InvalidRequest], None]
@@ -134,7 +135,7 @@ class Offers(Generic[Kind]):
                 f"the {self.noun} {name!r} is offered {len(entries)} times, by {' and by '.join(map(_place, entries))}; expected one",
                 hint="Uninstall the others.",
             )
-        if not _NAME.fullmatch(name):
+        if not re.fullmatch(NAME, name):
             raise InvalidRequest(
                 f"{called} has no name that can be asked for; expected small letters, digits and _, a letter first",
                 hint="Its author has to give it another name.",

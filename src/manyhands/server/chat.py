@@ -3,7 +3,9 @@
 A plain request is written by the model alone; `n` of them share their prompt. A method's workers think in
 `reasoning_content` and `reasoning` (clients differ in the name), told one step after another, with
 `delta.worker` beside it for those that keep unknown fields; the reply is `content`. `n` of a method are as many
-runs, each with a seed and an id of its own, which share their prompt and are the choices of one answer.
+runs, each with a seed and an id of its own, which share their prompt and are the choices of one answer. Branches and
+points are told as thinking while they are written, and stand in the reply as well, once they are joined; a whole answer
+tells the same.
 """
 
 from __future__ import annotations
@@ -109,9 +111,16 @@ def finish_reason(answer: Answer) -> str:
 
 
 def thinking_of(run: ServedRun, answer: Answer) -> str:
-    """The steps that are no part of the reply, each under its writer's name."""
+    """The steps of the workers, each under its writer's name: what a stream of the run tells, too.
+
+    A main strand that is the reply is told there alone. Parts that workers wrote and that were joined to it stand in both.
+    """
     names, solo = names_of(run), run.spec.method.solo
-    steps = [step for step in answer.steps if not (solo and step.text in answer.text)]
+    steps = [
+        step
+        for step in answer.steps
+        if not (solo and step.worker == 0 and step.text in answer.text)
+    ]
     return "\n\n".join(f"**{_label(step, names)}:** {step.text}" for step in steps)
 
 

@@ -14,8 +14,8 @@ from manyhands.strategies.shared_prefix import Completions
 def usage_of(asked: Asked, answer: Answer | None, handle: Handle) -> dict[str, Any]:
     """The usage of a run, whole or up to now.
 
-    `completion_tokens` are all that were written, by workers too; `reasoning_tokens` those that are no part
-    of the reply; `cached_tokens` of the prompt were in memory before.
+    `completion_tokens` are all that were written, by workers too; `reasoning_tokens` those of a model that thinks and answers
+    alone, or of workers beside a main strand that is the reply, branches and points that were joined to it included; `cached_tokens` of the prompt were in memory before.
     """
     used = handle.usage
     written, thought = used.tokens_chosen, 0

@@ -6,8 +6,7 @@ has come to no answer is asked for one before it is graded, and if it still has 
 where nobody has any. All grades are given in one pass; it is charged to nobody (`extra_passes`).
 
 The words of the question are `VotesPrompt.grade`. (Best-of-n by the attempts' own probability is not
-offered: a strategy is sent tokens and no probabilities, and so are traces, from which a run must be
-able to come back.)
+offered: the passes of a trace, from which a run must be able to come back, hold tokens and no probabilities.)
 """
 
 from __future__ import annotations

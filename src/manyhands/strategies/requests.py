@@ -42,6 +42,7 @@ from manyhands.errors import InvalidRequest
 from manyhands.prompts.load import Prompts
 from manyhands.schema.choosing import choosable
 from manyhands.schema.conversation import ASSISTANT, SYSTEM, Conversation, Message
+from manyhands.schema.open_registry import NAME
 from manyhands.schema.openai import (
     PLAIN,
     ChatRequest,
@@ -66,7 +67,7 @@ from manyhands.text.clean import cleaned
 from manyhands.text.grammar import Grammar
 
 _TOKEN = re.compile("[0-9]{1,18}")
-_ALIAS = re.compile(r":(?P<method>[a-z][a-z0-9_]*)(?:-(?P<workers>[0-9]{1,4}))?\Z")
+_ALIAS = re.compile(rf":(?P<method>{NAME})(?:-(?P<workers>[0-9]{{1,4}}))?\Z")
 
 
 @dataclass(frozen=True)
@@ -428,7 +429,7 @@ def read_model(asked: str | None, model: str, *, only_forks: bool = False) -> di
     """
     if asked is None or asked == model:
         return {}
-    found = _ALIAS.fullmatch(asked.removeprefix(model)) if asked.startswith(model) else None
+    found = _alias_of(asked, model)
     if found is None or found["method"] not in METHODS:
         listed = ", ".join(aliases(model, only_forks=only_forks))
         raise InvalidField(
@@ -448,6 +449,17 @@ def read_model(asked: str | None, model: str, *, only_forks: bool = False) -> di
             param="model",
         )
     return {"method": method.name, "workers": int(workers)}
+
+
+def _alias_of(asked: str, model: str) -> re.Match[str] | None:
+    """The parts of an alias of this model, whatever methods there are."""
+    return _ALIAS.fullmatch(asked.removeprefix(model)) if asked.startswith(model) else None
+
+
+def method_named(asked: str, model: str) -> str | None:
+    """The method that a name of this model asks for, one that is not installed here, too; None: the model by itself."""
+    found = _alias_of(asked, model)
+    return None if found is None else found["method"]
 
 
 def method_of_alias(asked: str) -> str | None:

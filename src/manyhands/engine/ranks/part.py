@@ -8,7 +8,7 @@ import torch
 
 from manyhands.engine.local_executor import LocalExecutor, Network, load_network
 from manyhands.model.adapter import weight_bytes
-from manyhands.model.fingerprint import digest_of, sums_of
+from manyhands.model.fingerprint import digest_of
 from manyhands.model.memory import default_memory_tokens, held_bytes
 from manyhands.model.parallel.collectives import Collectives, GroupCollectives
 from manyhands.model.parallel.finding import find_peers
@@ -51,7 +51,7 @@ def report_of(network: Network, settings: ModelSettings, seconds: float) -> dict
 def fingerprint_of_all(executor: LocalExecutor, collectives: Collectives) -> str:
     """The digits of all ranks' weights together. Every rank calls it."""
     executor.passes.settle()
-    own = sums_of(executor.adapter.model)  # by layer
+    own = executor.adapter.weight_sums.get()  # by layer
     layers = torch.arange(-1, executor.adapter.num_layers)
     zero = torch.zeros(2, dtype=torch.int64, device=executor.adapter.device)
     table = torch.stack([own.get(layer, zero) for layer in layers.tolist()])

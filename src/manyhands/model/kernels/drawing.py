@@ -35,7 +35,7 @@ from manyhands.model.kernels.adding import is_last
 
 DTYPES = (torch.bfloat16, torch.float16)
 PARAMETERS = ("row", "mask", "temperature", "top_k", "top_p", "min_p", "draw")
-_CHUNK = 2048  # tokens of one program
+_TILE = 2048  # tokens of one program
 _WARPS = 8  # of a program that decides
 
 # A row's place in the scratch memory: a count for each bin, sums of them over blocks of bins, what programs of the
@@ -99,11 +99,11 @@ def _count(
     stride,
     BFLOAT16: tl.constexpr,
     ROOM: tl.constexpr,
-    CHUNK: tl.constexpr,
+    TILE: tl.constexpr,
 ):
-    """Program (row, chunk): count its tokens in their bins, and say if a score is no number or infinite."""
+    """Program (row, tile): count its tokens in their bins, and say if a score is no number or infinite."""
     own = scratch + tl.program_id(0).to(tl.int64) * ROOM
-    tokens = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    tokens = tl.program_id(1) * TILE + tl.arange(0, TILE)
     scores, may_be = _scores(bits, masks, parameters, tokens, V, stride)
     bins = _bin(scores)
     places = bins // STRETCH * STRETCH + bins % LINES * WIDTH + bins % STRETCH // LINES
@@ -243,26 +243,26 @@ def _find(
     V,
     stride,
     ROOM: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PARTS: tl.constexpr,  # chunks of a row, or more
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,  # tiles of a row, or more
 ):
-    """Program (row, chunk): count what matches. The last one of a row knows in which chunk the token is."""
-    number, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    """Program (row, tile): count what matches. The last one of a row knows in which tile the token is."""
+    number, tile, tiles = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     own = scratch + number.to(tl.int64) * ROOM
-    inside = tl.arange(0, CHUNK)
-    matches = _matches(own, bits, masks, parameters, part * CHUNK + inside, V, stride)
-    tl.store(own + FOUND + part, tl.sum(matches, axis=0))
-    if (number == 0) & (part == 0):
+    inside = tl.arange(0, TILE)
+    matches = _matches(own, bits, masks, parameters, tile * TILE + inside, V, stride)
+    tl.store(own + FOUND + tile, tl.sum(matches, axis=0))
+    if (number == 0) & (tile == 0):
         tl.store(out, 1 - tl.load(scratch + UNSOUND))
-    if is_last(own + ARRIVED, parts):
-        each = tl.arange(0, PARTS)
+    if is_last(own + ARRIVED, tiles):
+        each = tl.arange(0, TILES)
         found = own + FOUND + each
-        counts = tl.load(found, mask=each < parts, other=0, cache_modifier=".cg")
+        counts = tl.load(found, mask=each < tiles, other=0, cache_modifier=".cg")
         upto = tl.cumsum(counts, axis=0)
         index = tl.load(own + INDEX)
-        at = tl.minimum(tl.sum((upto <= index).to(tl.int32), axis=0), parts - 1)
+        at = tl.minimum(tl.sum((upto <= index).to(tl.int32), axis=0), tiles - 1)
         index -= tl.sum(tl.where(each == at, upto - counts, 0), axis=0)
-        tokens = at * CHUNK + inside
+        tokens = at * TILE + inside
         matches = _matches(own, bits, masks, parameters, tokens, V, stride)
         is_it = (matches > 0) & (tl.cumsum(matches, axis=0) == index + 1)
         tl.store(out + 1 + number, tl.sum(tl.where(is_it, tokens, 0), axis=0))
@@ -279,9 +279,9 @@ def draw(logits: Tensor, parameters: Tensor, masks: Tensor | None = None) -> Ten
     assert parameters.shape[0] == len(PARAMETERS), "each row has all parameters"
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     size, count = logits.shape[1], parameters.shape[1]
-    parts = cdiv(size, _CHUNK)
-    most_parts = power_of_two(parts)
-    room = FOUND.value + most_parts
+    tiles = cdiv(size, _TILE)
+    most_tiles = power_of_two(tiles)
+    room = FOUND.value + most_tiles
     scratch = torch.zeros(count, room, dtype=torch.int32, device=logits.device)
     masses = torch.empty(count, 2, BLOCKS.value, dtype=torch.float64, device=logits.device)
     out = torch.empty(1 + count, dtype=torch.int64, device=logits.device)
@@ -293,7 +293,7 @@ def draw(logits: Tensor, parameters: Tensor, masks: Tensor | None = None) -> Ten
     kind: dict[str, Any] = {"BFLOAT16": logits.dtype == torch.bfloat16}
     kernels: tuple[Any, ...] = (_count, _decide, _find)
     count_, decide, find = kernels
-    count_[(count, parts)](*read, *sizes, CHUNK=_CHUNK, **kind, **own)
+    count_[(count, tiles)](*read, *sizes, TILE=_TILE, **kind, **own)
     decide[(count, BLOCKS.value)](parameters, scratch, masses, num_warps=_WARPS, **kind, **own)
-    find[(count, parts)](*read, out, *sizes, CHUNK=_CHUNK, PARTS=most_parts, **own)
+    find[(count, tiles)](*read, out, *sizes, TILE=_TILE, TILES=most_tiles, **own)
     return out

@@ -26,7 +26,7 @@ from manyhands.attention.kernels.overlap import launch_options, take_over
 from manyhands.attention.work import cdiv
 from manyhands.model import kernels
 
-_CHUNK = 4096  # tokens that a program looks at together
+_TILE = 4096  # tokens that a program looks at together
 _PROGRAMS = 4  # for each processor, about
 _MOST_PARTS = 32
 _ROWS = 32  # that are settled together
@@ -46,14 +46,14 @@ def _rising(scores):
 
 
 @triton.jit
-def _search(logits, keys, V, stride, CHUNK: tl.constexpr, OVERLAP: tl.constexpr):
-    """Program (row, part): every P-th chunk of the row, from chunk `part` on."""
+def _search(logits, keys, V, stride, TILE: tl.constexpr, OVERLAP: tl.constexpr):
+    """Program (row, part): every P-th tile of the row, from tile `part` on."""
     take_over(OVERLAP)
     row, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
-    inside = part * CHUNK + tl.arange(0, CHUNK)
-    best = tl.full([CHUNK], float("-inf"), tl.float32)
+    inside = part * TILE + tl.arange(0, TILE)
+    best = tl.full([TILE], float("-inf"), tl.float32)
     token = inside
-    for first in range(0, V, parts * CHUNK):
+    for first in range(0, V, parts * TILE):
         here = first + inside
         at = logits + row * stride + here
         scores = tl.load(at, mask=here < V, other=float("-inf")).to(tl.float32)
@@ -94,13 +94,13 @@ def likeliest(logits: Tensor) -> Tensor:
     assert size < 1 << 31, "a token's id has 32 bits"
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     most = _PROGRAMS * kernels.num_processors(logits.device)
-    parts = max(1, min(cdiv(size, _CHUNK), most // max(1, count), _MOST_PARTS))
+    parts = max(1, min(cdiv(size, _TILE), most // max(1, count), _MOST_PARTS))
     keys = torch.empty(count, parts, dtype=torch.int64, device=logits.device)
     out = torch.empty(1 + count, dtype=torch.int64, device=logits.device)
     launches: tuple[Any, ...] = (_search, _settle)
     search, settle = launches
     options = launch_options(logits.device)
     if count:
-        search[(count, parts)](logits, keys, size, logits.stride(0), CHUNK=_CHUNK, **options)
+        search[(count, parts)](logits, keys, size, logits.stride(0), TILE=_TILE, **options)
     settle[(1,)](keys, out, count, parts, ROWS=_ROWS, PARTS=_MOST_PARTS, **options)
     return out
