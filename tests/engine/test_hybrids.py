@@ -473,15 +473,15 @@ def test_a_last_part_that_fails_in_its_midst_is_fed_again_from_where_it_began(
     other = engine.submit(counting((5, 6), 60))
     states, asked = engine.pool.states, list[int]()
     assert states is not None
-    usual = states.free_slots
+    usual = states.all_free
 
-    def free_slots(count: int) -> list[int]:
+    def all_free(count: int) -> list[int]:
         asked.append(count)
         if count >= 9 and asked.count(count) == 1:
             raise OutOfMemory("no more")
         return usual(count)
 
-    monkeypatch.setattr(states, "free_slots", free_slots)
+    monkeypatch.setattr(states, "all_free", all_free)
     monkeypatch.setattr(engine._scheduler.preemption, "preempt", lambda: True)
     finish(engine, run)
     assert run.result() == hybrid_engine().run(fanning())

@@ -55,6 +55,8 @@ class RowStates:
     sources: tuple[int, ...]  # R slots; `EMPTY` for a row whose text begins with this feed
     targets: tuple[int, ...]  # R slots
     tokens: tuple[int, ...] | None = None  # T packed indices, row by row; None: as they are packed
+    # R slots that no text has, for the targets of the next pass if the same rows go on; (): there are too few.
+    following: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         rows = len(self.row_indptr) - 1
@@ -116,6 +118,10 @@ class RowStates:
         is_one_each = self.tokens is None and self.row_indptr[-1] == len(self.targets)
         return is_one_each and set(self.sources).isdisjoint(self.targets)
 
+    def goes_on(self, before: RowStates) -> bool:
+        """Whether these are the rows of the pass before, and leave their states in the slots that were meant for them."""
+        return self.sources == before.targets and self.targets == before.following
+
     def tokens_of(self, row: int) -> Sequence[int]:
         """The packed indices of a row's tokens."""
         first, last = self.row_indptr[row], self.row_indptr[row + 1]
@@ -164,6 +170,8 @@ class StateBook:
         self._idle_blocks = idle_blocks
         self._texts: dict[weakref.ref[Block], _Text] = {}
         self._names = count(1)
+        # The slots that the newest pass has told to follow: the next pass takes them where they are free still.
+        self._meant: dict[weakref.ref[Block], int] = {}
 
     @property
     def num_free(self) -> int:
@@ -180,7 +188,7 @@ class StateBook:
         self._tidy(earlier)
         growth = {row.view.own: len(row.feed) for row in step.rows}
         texts = [self._check(row, growth) for row in step.rows]
-        targets = dict(zip(growth, self.free_slots(len(growth)), strict=True))
+        targets, following = self._slots_for(list(growth))
         sources = [self._source(row, growth, targets) for row in step.rows]
         for row, text in zip(step.rows, texts, strict=True):
             own = row.view.own
@@ -189,9 +197,8 @@ class StateBook:
         ends = [0]
         for row in step.rows:
             ends.append(ends[-1] + len(row.feed))
-        return RowStates(
-            tuple(ends), tuple(sources), tuple(targets[row.view.own] for row in step.rows)
-        )
+        own_slots = tuple(targets[row.view.own] for row in step.rows)
+        return RowStates(tuple(ends), tuple(sources), own_slots, following=following)
 
     def slot(self, block: Block, size: int | None = None) -> int | None:
         """Where the state behind the first `size` tokens of a block lies, or behind all; None if it is not held."""
@@ -267,14 +274,34 @@ class StateBook:
 
     def free_slots(self, wanted: int) -> list[int]:
         """So many slots that no block has. Raises OutOfMemory where there are fewer."""
-        if not self.make_room(wanted):
+        return self.all_free(wanted)[:wanted]
+
+    def all_free(self, least: int) -> list[int]:
+        """All slots that no block has, so many at least; see `free_slots`."""
+        if not self.make_room(least):
             raise OutOfMemory(
-                f"this needs {counted(wanted, 'more state')}, and {self.num_free} of {self.num_slots} are free",
+                f"this needs {counted(least, 'more state')}, and {self.num_free} of {self.num_slots} are free",
                 hint="Give the engine more states (--states), or run fewer strategies at once.",
             )
         used = self._used()
-        free = (slot for slot in range(1, self.num_slots + 1) if slot not in used)
-        return [next(free) for _ in range(wanted)]
+        return [slot for slot in range(1, self.num_slots + 1) if slot not in used]
+
+    def _slots_for(self, blocks: Sequence[Block]) -> tuple[dict[Block, int], tuple[int, ...]]:
+        """Targets for these blocks, and as many slots to follow, if there are.
+
+        A pass that is begun ahead writes to those that follow before this one has succeeded. So they are no text's, neither now nor if
+        this pass is taken back.
+        """
+        free = set(self.all_free(len(blocks)))
+        meant = {block: self._meant.get(weakref.ref(block)) for block in blocks}
+        kept = {block: slot for block, slot in meant.items() if slot in free}
+        others = iter(sorted(free.difference(kept.values())))
+        targets = {block: kept.get(block) or next(others) for block in blocks}
+        following = tuple(slot for slot, _ in zip(others, blocks, strict=False))
+        if len(following) < len(blocks):
+            following = ()
+        self._meant = dict(zip(map(weakref.ref, blocks), following, strict=False))
+        return targets, following
 
     def _tidy(self, earlier: Callable[[Block], Collection[int]]) -> None:
         """Forget what was gone before: blocks, and states of lengths that no block has or can go back to."""

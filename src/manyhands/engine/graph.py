@@ -10,8 +10,8 @@ decoding (`attention/prepared.py`). The graph itself adds the growth. So whateve
 Rows to spare are padding (`make_harmless`): their keys are stored nowhere and they read nothing.
 
 Of a network whose linear layers keep states (`model/recurrent.py`) a graph serves passes whose rows are fed one token each, and has a
-buffer more, for the slots of their states. These are other ones in each pass and are always sent, so no such pass is begun ahead. A row
-to spare goes on from the empty text, and leaves its state where none is read.
+buffer more, for the slots of their states. These are other ones in each pass and are always sent; those of a pass that is looked ahead to
+are told along with the plan before it. A row to spare goes on from the empty text, and leaves its state where none is read.
 
 A recording has parts. `start_head` and `look_ahead` begin the first ones, and `finish` makes the rest. Other ranks are told first of
 whatever is begun. They have the same graph by the same number, and `take`, `follow`, `begin` and `go_on` are a rank's own part of it.
@@ -24,7 +24,7 @@ Which graph serves a plan, and when one is made, is decided in `engine/matching.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -158,7 +158,7 @@ class Graph:
         if late is not None:
             late.mark(integers[: plan.num_tokens])
         if self.slots is not None:
-            self.slots.write(plan.states)
+            self.slots.write_of(plan.states)
         grown, self.grows = self.capacity.num_growing, plan.lockstep is not None
         if self.grows:
             self.may_grow = True  # before it does: an interrupt may strike in between
@@ -183,6 +183,11 @@ class Graph:
         """Begin what follows `plan` if every row is fed its token of `tokens` [R], known on the device only."""
         self.others.begin(self.number, heads.num_parts)
         self.buffer[0, : plan.num_tokens].copy_(tokens)
+        if self.slots is not None and plan.states is not None:
+            self.sent.synchronize()
+            self.slots.write(plan.states.targets, plan.states.following)
+            self.slots.send()
+            self.sent.record()
         self.begin(heads.num_parts, heads)
 
     def finish(self, plan: Plan) -> PassOutcome:
@@ -232,7 +237,7 @@ class Graph:
         tokens = self.buffer[0, : len(token_ids)]
         tokens.copy_(held, non_blocking=True)
         if self.slots is not None:
-            self.slots.write(states)
+            self.slots.write_of(states)
             self.slots.send()
         self.sent.record()
         if late is not None:
@@ -266,7 +271,7 @@ class _Slots:
         self._states = states
         self._buffer = torch.zeros(2, num_tokens, dtype=torch.int32, device=states.device)
         self._host = given.recorder.host_buffer(2, num_tokens)
-        self.write(None)
+        self.write((), ())
         self.send()
 
     def call(self) -> StateCall:
@@ -274,14 +279,17 @@ class _Slots:
         sources, targets = self._buffer.long()
         return StateCall.one_each(self._states, sources, targets)
 
-    def write(self, rows: RowStates | None) -> None:
-        """Write on the host those of a pass, and behind them padding's; None: all are padding's."""
-        sources, targets = self._host.numpy()
-        sources[:], targets[:] = EMPTY, self._states.nowhere
-        if rows is not None:
-            assert rows.are_one_each, "other passes are launched"
-            size = len(rows.targets)
-            sources[:size], targets[:size] = rows.sources, rows.targets
+    def write_of(self, rows: RowStates | None) -> None:
+        """Write on the host those of a plan."""
+        assert rows is not None, "the network keeps states, and the plan says of none"
+        assert rows.are_one_each, "other passes are launched"
+        self.write(rows.sources, rows.targets)
+
+    def write(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Write these on the host, and behind them padding's."""
+        held, size = self._host.numpy(), len(sources)
+        held[0, :size], held[1, :size] = sources, targets
+        held[0, size:], held[1, size:] = EMPTY, self._states.nowhere
 
     def send(self) -> None:
         """Send them all."""

@@ -64,7 +64,7 @@ class GraphedPasses(Passes):
         states: States | None = None,
     ) -> None:
         super().__init__(adapter, memory, backend, others, states)
-        # Where states are kept, the slots of the next pass are not known before this one has succeeded.
+        # Where states are kept, a pass is begun ahead if the same rows go on; the slots of another one are not known before this has succeeded.
         self.plans_ahead = states is None
         self.recordings = Recordings(
             adapter, memory, backend, recorder, others, self.expanded, self.counts, states
@@ -175,7 +175,13 @@ class GraphedPasses(Passes):
             return None
         graph, last = newest
         follows = self.matcher.goes_on(plan, last)
-        was_right = lookahead is None or self._was_right(lookahead, plan if follows else None)
+        # What was begun has left its states in the slots that were meant for this plan.
+        is_meant = last.states is None or (
+            plan.states is not None and plan.states.goes_on(last.states)
+        )
+        was_right = lookahead is None or self._was_right(
+            lookahead, plan if follows and is_meant else None
+        )
         if not follows or not was_right:
             return None
         self._newest = graph, plan
@@ -189,9 +195,11 @@ class GraphedPasses(Passes):
 
     def look_ahead(self, chosen: Chosen) -> None:
         """See `Passes.look_ahead`."""
-        if self._newest is None or self.states is not None:
+        if self._newest is None:
             return
         graph, plan = self._newest
+        if plan.states is not None and not plan.states.following:
+            return
         self.counts.lookaheads += 1
         graph.look_ahead(plan, chosen.on_device, self.heads)
         is_whole = self._sureness >= _SURE_ENOUGH and self.heads.are_too_short

@@ -24,15 +24,23 @@ _SEEN = 16  # about so many of the last right guesses count
 _TOO_OFTEN, _NEARLY_ALWAYS = 0.25, 0.95
 
 
-def part_ends(num_bytes: int, num_layers: int) -> tuple[int, ...]:
+def part_ends(
+    num_bytes: int, num_layers: int, attending: Sequence[int] | None = None
+) -> tuple[int, ...]:
     """The layers at which parts of a network with so many bytes of weights end; behind the last of them comes the rest.
 
-    No head has more than half of the layers. With one layer the only part ends at its attention.
+    No head has more than half of the layers. With one layer the only part ends at its attention. `attending`: the layers that have some, in
+    order; None: all. A part ends at one of these.
     """
     most = num_layers // 2
     layers = _PART_BYTES * num_layers / max(1, num_bytes)
     ends = (max(1, round(layers * count)) for count in range(1, _MOST_PARTS + 1))
-    return tuple(sorted({min(most, end) for end in ends}))
+    wanted = sorted({min(most, end) for end in ends})
+    if attending is None:
+        return tuple(wanted)
+    return tuple(
+        sorted({max((at for at in attending if at <= end), default=attending[0]) for end in wanted})
+    )
 
 
 class Heads:

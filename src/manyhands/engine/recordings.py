@@ -75,9 +75,10 @@ class Recordings:
         self.graphs: dict[Capacity, Graph] = {}  # all of them, in the order of their numbers
         self.ahead: dict[tuple[int, Wide], Graph] = {}  # of those the wide ones, by tokens and kind
         self.layer_kinds: dict[LayerKind, tuple[torch.Size, LayerCall]] = {}
-        # Where states are kept, no head of a pass is begun.
-        ends = part_ends(weight_bytes(adapter), adapter.num_layers)
-        self.part_ends = ends if states is None else ()
+        attending = list(range(adapter.num_layers))
+        if states is not None:
+            attending = [layer for layer in attending if layer not in states.stores]
+        self.part_ends = part_ends(weight_bytes(adapter), adapter.num_layers, attending)
         self.layer_bytes = _layer_bytes(adapter)
 
     @property

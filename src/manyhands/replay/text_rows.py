@@ -110,6 +110,6 @@ class _Endless(StateBook):
         super().__init__(0)
         self._slots = count(1)
 
-    def free_slots(self, wanted: int) -> list[int]:
+    def all_free(self, least: int) -> list[int]:
         """So many that were never used."""
-        return [next(self._slots) for _ in range(wanted)]
+        return [next(self._slots) for _ in range(least)]
