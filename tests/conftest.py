@@ -23,6 +23,16 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+# A busy machine stands still now and then, and what draws an example is not to blame.
+if find_spec("hypothesis") is not None:
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile(
+        "however busy", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("however busy")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every-launch",

@@ -48,21 +48,22 @@ def team(
     delay: float = 0.002,
     words: dict[str, str] = LONG,
     path: Path | None = None,
-    failing_at: int | None = None,
+    seen: Path | None = None,
+    fails: bool = False,
 ) -> Callable[[], int]:
-    """A program: a team of two that writes slowly, on the terminal that it finds."""
+    """A program: a team of two that writes slowly, on the terminal that it finds.
+
+    It hardly goes on before the file `seen` is there, however late the test looks at the screen, and then it may fail.
+    """
 
     def program() -> int:
         import sys
 
-        num_passes = 0
-
         def slowly() -> None:
-            nonlocal num_passes
-            num_passes += 1
-            if num_passes == failing_at:
+            is_seen = seen is None or seen.exists()
+            if is_seen and fails:
                 raise RuntimeError("a bug of ours")
-            time.sleep(delay)
+            time.sleep(delay if is_seen else 0.05)
 
         engine: Any = scripted(words, slowly)
         account = Account(("Alice", "Bob"))
@@ -266,11 +267,12 @@ def test_a_pipe_is_not_read(on_terminal: Callable[..., Seen]) -> None:
     assert b"\x1b[?2004h" not in seen.raw
 
 
-def test_what_is_said_too_late_is_named(on_terminal: Callable[..., Seen]) -> None:
+def test_what_is_said_too_late_is_named(on_terminal: Callable[..., Seen], tmp_path: Path) -> None:
     words = {"Alice": "So it is \\boxed{3}", "Bob": "word " * 20, "reply": "word " * 300}
-    seen = on_terminal(team(words=words))
+    seen = on_terminal(team(words=words, seen=tmp_path / "seen"))
     seen.wait("words that come now are not heard")
     seen.send("Try 7.\r")
+    (tmp_path / "seen").touch()
     assert seen.close() == 0
     assert "note: not heard, the work was over: Try 7." in seen.text
 
@@ -290,10 +292,13 @@ def test_the_terminal_is_left_as_it_was(
 ) -> None:
     words = {"Alice": "So it is \\boxed{3}", "Bob": "word " * 20} if how == "end" else LONG
     trace = tmp_path / "t.jsonl" if isinstance(how, int) else None
-    seen = on_terminal(team(words=words, path=trace, failing_at=300 if how == "bug" else None))
-    if how != "end":  # a run that ends by itself may be over before the screen is looked at
+    looked = tmp_path / "seen"
+    seen = on_terminal(team(words=words, path=trace, seen=looked, fails=how == "bug"))
+    if how != "end":
         seen.wait("Dana> ▌")
         seen.wait("working")
+    if how in ("end", "bug"):
+        looked.touch()
     if isinstance(how, int):
         os.kill(seen.pid, how)
     elif how == "\x03":

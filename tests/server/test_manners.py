@@ -47,7 +47,8 @@ from manyhands.server.process import Place, check_place, listening
 from manyhands.server.runs import ServedRun
 from manyhands.server.streams import EventStream
 from manyhands.text import Text, grammar
-from tests.server.house import NAME, TEXT, House, Model, connected, make_house, raw, running, soon
+from tests.server.house import NAME, TEXT, House, Model, connected, make_house, raw, running
+from tests.waiting import soon
 
 KEY = "a-key-of-some-length"
 ASK = [{"role": "user", "content": "Which number is 3+4?"}]
@@ -953,7 +954,7 @@ def test_a_reader_that_never_reads_is_cut_off_and_disturbs_nobody() -> None:
         with streaming(house, n=30) as lazy:
             assert soon(lambda: bool(house.front.runs.live))
             assert post(house, body()).status_code == 200
-            assert soon(lambda: not house.front.runs.live), "it was never cut off"
+            assert soon(lambda: not house.front.runs.live, 60), "it was never cut off"
             got = b""
             while piece := lazy.recv(1 << 20):  # the bytes on their way to it
                 got += piece
