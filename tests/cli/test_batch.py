@@ -22,7 +22,7 @@ from manyhands.cli.batch_files import Output, read_input
 from manyhands.cli.batch_lines import error_line
 from manyhands.errors import InvalidRequest
 from manyhands.strategies.requests import Defaults
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, module_of
 from tests.warm import COMMAND, Warm
 
 DOCUMENT = "A long text that everybody asks about. " * 4
@@ -555,7 +555,7 @@ def test_ctrl_c_while_the_model_loads_is_heard_at_once(
 
     try:
         with monkeypatch.context() as patch:
-            patch.setattr("manyhands.cli.batch.load_engine", loads)
+            patch.setattr(module_of("batch"), "load_engine", loads)
             result = batch(given, answers)
     finally:
         signal.signal(signal.SIGINT, usual)

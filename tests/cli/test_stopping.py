@@ -24,6 +24,7 @@ from manyhands.cli.guard import EXIT_NO_ANSWER, EXIT_READER_GONE, going_on, guar
 from manyhands.cli.stopping import HaltRequest, Stopped, StopRequest
 from manyhands.errors import ManyhandsError
 from manyhands.evaluation.judge import RUBRICS
+from tests.cli.conftest import module_of
 from tests.waiting import soon
 
 _LONG = 20  # seconds
@@ -69,6 +70,7 @@ IN_TEXT = """
 from typer import Exit
 from manyhands.cli import main
 import manyhands.cli.view
+from tests.cli.conftest import module_of
 def view(options):
     exec("import signal\\nsignal.raise_signal(signal.SIGINT)")
 manyhands.cli.view.view = view
@@ -262,7 +264,7 @@ def test_a_judge_names_the_file_of_its_votes(
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("manyhands.cli.evaluate.cast_votes", stopped)
+    monkeypatch.setattr(module_of("evaluate"), "cast_votes", stopped)
     header = SimpleNamespace(task="lists", label="two")
     results: Any = SimpleNamespace(header=header, path=Path("exam/lists/two.jsonl"))
     judging: Any = SimpleNamespace(rubric=RUBRICS["quality"])

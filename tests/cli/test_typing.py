@@ -37,7 +37,7 @@ from manyhands.strategies.listening import (
     Said,
 )
 from manyhands.strategies.settings import TeamSettings
-from tests.cli.conftest import DONE, Cli
+from tests.cli.conftest import DONE, Cli, module_of
 from tests.cli.scripted import TEXT, scripted
 from tests.cli.terminal import Seen
 
@@ -439,7 +439,7 @@ def test_what_was_typed_is_recorded_and_can_be_verified(
             return None
 
     monkeypatch.setattr(
-        "manyhands.cli.solve.screen_for", lambda account, *rest, **more: Typing(account)
+        module_of("solve"), "screen_for", lambda account, *rest, **more: Typing(account)
     )
     path = tmp_path / "t.jsonl"
     assert solve("1 + 2", "--budget", 9, "--transcript", path).exit_code in DONE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -39,6 +40,22 @@ from manyhands.model.settings import ModelSettings
 from tests.engine.small import counting, small_engine
 
 LOST = RanksFailed("rank 1 of 2 has ended; all ranks of the model were ended")
+_made: list[World] = []
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    """One that learns of the end of a pipe in the midst of another test would end the process of all tests, in its time."""
+    before = set(threading.enumerate())
+    yield
+    for world in _made:
+        with suppress(ManyhandsError):
+            world.end()
+    _made.clear()
+    gc.collect()  # worlds that could not begin, and their pipes
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)
+        assert not thread.is_alive(), thread.name
 
 
 def test_lost_ranks_are_no_runs_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +139,8 @@ def a_world(monkeypatch: pytest.MonkeyPatch) -> tuple[World, Any]:
     monkeypatch.setattr(world_of_ranks, "leave_group", lambda: None)
     ours, theirs = Pipe()
     has_a_device(theirs)
-    return World([ours], "cpu"), theirs
+    _made.append(World([ours], "cpu"))
+    return _made[-1], theirs
 
 
 def give_up(world: World) -> None:
