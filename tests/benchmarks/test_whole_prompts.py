@@ -209,8 +209,7 @@ def test_what_a_late_vllm_has_told_stays(
     told = [(line["engine"], line["name"]) for line in found["prompts"]]
     assert told == [(PLAIN, NAMES[0]), *((OURS, name) for name in NAMES)]
     # One step of sixteen: the first token is told when it is there.
-    late_one = found["prompts"][0]
-    assert 50 < late_one["ms_first"] < late_one["ms_last"] / 2
+    assert 50 < found["prompts"][0]["ms_first"] < 600
     monkeypatch.setattr(performance, "RESULTS", tmp_path)
     rows = [line[2:-2].split(" | ") for line in engine_tables.whole_prompts().splitlines()[2:]]
     assert [bool(row[3]) for row in rows] == [True, False]
