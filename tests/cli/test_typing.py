@@ -328,7 +328,8 @@ def test_a_terminal_that_goes_away(on_terminal: Callable[..., Seen], tmp_path: P
 def test_ctrl_z_gives_the_terminal_to_the_shell_and_fg_takes_it_back(
     on_terminal: Callable[..., Seen],
 ) -> None:
-    seen = on_terminal(team(), shell=True)
+    # Slowly, or else what the shell has shown is pushed off the screen before it is looked at.
+    seen = on_terminal(team(delay=0.05), shell=True)
     seen.wait("Dana> ▌")
     seen.send("unfinished")
     seen.wait("Dana> unfinished▌")
