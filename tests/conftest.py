@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.covers import SPARED, left_out, note
+from tests.orders import shuffled
 
 # A script that begins the tests in the background has them ignore Ctrl-C, and all that they start inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -20,6 +21,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # `nohup` does the same with the end of the terminal.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+# A busy machine stands still now and then, and what draws an example is not to blame.
+if find_spec("hypothesis") is not None:
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile(
+        "however busy", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("however busy")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,6 +44,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run all cases of tests that run some of them: a cover, fewer examples (tests/covers.py), several interrupts in one run (tests/strikes.py)",
     )
+    parser.addoption(
+        "--shuffled",
+        type=int,
+        metavar="SEED",
+        help="run the tests of each file in a random order, which is the same for the same number (tests/orders.py)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,6 +57,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "pairs: cases that have every pair of values are enough")
     config.addinivalue_line("markers", "values: cases that have every value are enough")
     config.addinivalue_line("markers", "spared: other tests or cases stand for it")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Says the seed, which what is quiet leaves out of its header; processes of xdist have nothing to say it with."""
+    seed = session.config.getoption("--shuffled")
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if seed is not None and reporter is not None:
+        reporter.write_line(f"tests of each file in a random order: --shuffled {seed}")
 
 
 def pytest_collection(session: pytest.Session) -> None:
@@ -60,6 +85,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=spared)
     known = set(spared)
     items[:] = [item for item in items if item not in known]
+    if (seed := config.getoption("--shuffled")) is not None:
+        items[:] = shuffled(items, seed, lambda item: item.path)
 
 
 @pytest.fixture(autouse=True, scope="session")

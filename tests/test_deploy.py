@@ -22,7 +22,8 @@ from typer.testing import CliRunner
 from manyhands.cli import app
 from manyhands.cli.serve import KEY_VARIABLE
 from manyhands.server.process import Place
-from tests.server.house import NAME, Model, make_house, running, soon
+from tests.server.house import NAME, Model, make_house, running
+from tests.waiting import soon
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"

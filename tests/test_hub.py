@@ -197,12 +197,25 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
+@pytest.fixture
+def asks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No question is tried again, behind a pause of the thread that asks it; others may pause."""
+    sleep, own = time.sleep, threading.get_ident()
+
+    def pause(seconds: float) -> None:
+        if threading.get_ident() == own:
+            pytest.fail("a question is tried again")
+        sleep(seconds)
+
+    monkeypatch.setattr("time.sleep", pause)
+
+
+@pytest.mark.usefixtures("asks_once")
 def test_without_a_network_the_hub_is_asked_once_and_not_again(
-    no_network: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    no_network: list[str], tmp_path: Path
 ) -> None:
     """The real huggingface_hub, which would try each question six times in 24 seconds."""
     folder = keep(tmp_path / "cache", "some/model", {"config.json": "{}"})
-    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("a question is tried again"))
     for _ in range(3):
         assert file_of("some/model", "config.json") == folder / "config.json"
         assert file_of("some/model", WORDS) is None
@@ -218,14 +231,14 @@ def test_without_a_network_the_hub_is_asked_once_and_not_again(
     assert len(no_network) == 4, "after a minute it may be there again"
 
 
+@pytest.mark.usefixtures("asks_once")
 def test_a_model_that_is_kept_is_loaded_whole_without_a_network(
-    no_network: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    no_network: list[str], tmp_path: Path
 ) -> None:
     """Configuration, tokenizer and weights: each is a question of its own."""
     folder = keep(tmp_path / "cache", "some/model", {})
     for file in Path(hub.place_of("bundled")).iterdir():
         (folder / file.name).symlink_to(file)
-    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("a question is tried again"))
     adapter, tokenizer = load_adapter("some/model", device="cpu")
     assert tokenizer is not None
     assert adapter.model.config.vocab_size == len(tokenizer)

@@ -74,7 +74,7 @@ def test_a_program_answers(source: str, call: Call | None, ended: Ended) -> None
 def test_a_program_that_goes_wrong(source: str, kind: str, why: str) -> None:
     began = time.monotonic()
     outcome = run_program(source, limits=QUICK)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert isinstance(outcome, Failed), outcome
     if kind != "timeout" and outcome.kind == "timeout":  # a busy machine
         outcome = run_program(source, limits=PATIENT)
@@ -107,7 +107,7 @@ def test_a_process_that_leaves_the_session_ends_too() -> None:
     escape = "import os, time\nif not os.fork():\n    os.setsid()\n    time.sleep(61.5)\nprint(1)"
     began = time.monotonic()
     assert run_program(escape, limits=PATIENT) == Ended("1\n")
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 40  # of the 61.5 that the other one sleeps
 
 
 def test_there_is_no_network() -> None:

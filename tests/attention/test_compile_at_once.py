@@ -153,6 +153,8 @@ def children():
 def befallen(trouble, how):
     def told(done, whole):
         seen.append(done)
+        if how == "interrupted" and done == 2:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         if how == "killed" and done == 2:
             for pid in children():
                 os.kill(pid, signal.SIGKILL)
@@ -160,14 +162,12 @@ def befallen(trouble, how):
     compile_at_once._PATIENCE = 3.0 if (trouble, how) == ("time.sleep(600)", "went on") else 600.0
     kernels, seen = compile_at_once.Kernels(), []
     kernels._noted = {{(0, "well"): lambda: None, (0, "not"): lambda: eval(trouble), (0, "other"): lambda: None}}
-    if how == "interrupted":
-        threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-    how = "killed" if how == "killed" else "went on"
+    end = "killed" if how == "killed" else "went on"
     try:
         kernels.compile(told)
     except KeyboardInterrupt:
-        how = "interrupted"
-    print(how, len(seen), len(children()), flush=True)
+        end = "interrupted"
+    print(end, len(seen), len(children()), flush=True)
 
 driver.set_active(NoDevice(90))
 compile_at_once.os.sched_getaffinity = lambda _: range(3)

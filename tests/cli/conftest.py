@@ -6,8 +6,9 @@ import gc
 import shutil
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -29,6 +30,11 @@ MANYHANDS = [
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     "from manyhands.cli import program; program()",
 ]
+
+
+def module_of(command: str) -> ModuleType:
+    """Where a command of this name is done. The package has the command itself under the name, until the module is imported."""
+    return import_module(f"manyhands.cli.{command}")
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from manyhands.model.lora import add_lora, lora_layers, save_lora
 from manyhands.model.quiet import quiet
 from manyhands.model.settings import ModelSettings
 from manyhands.prompts import PROMPT_FILE
-from tests.cli.conftest import DONE, Cli
+from tests.cli.conftest import DONE, Cli, module_of
 from tests.cli.test_batch import chat, said, write
 from tests.cli.test_replay import cut
 
@@ -98,7 +98,7 @@ def test_words_beside_an_adapter_are_printed(cli: Cli, model: Path, adapter: Pat
 def test_an_adapter_that_is_not_there_is_missed_before_a_model_is_loaded(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], wrong: str
 ) -> None:
-    monkeypatch.setattr("manyhands.cli.solve.load_engine", None)
+    monkeypatch.setattr(module_of("solve"), "load_engine", None)
     result = cli(*command, "--adapter", wrong)
     assert result.exit_code == ModelNotFound.exit_code, result.output
     assert "there is no adapter at" in result.stderr

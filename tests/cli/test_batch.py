@@ -22,7 +22,7 @@ from manyhands.cli.batch_files import Output, read_input
 from manyhands.cli.batch_lines import error_line
 from manyhands.errors import InvalidRequest
 from manyhands.strategies.requests import Defaults
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, module_of
 from tests.warm import COMMAND, Warm
 
 DOCUMENT = "A long text that everybody asks about. " * 4
@@ -408,7 +408,7 @@ def test_who_watches_sees_the_time_left_and_tokens_per_second(
             progress.update(bar, completed=done, rate=f"{100 * done} tokens/s")
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
     last = shown.strip().splitlines()[-1]
-    assert re.search(r"3/4 300 tokens/s 0:00:0\d 0:00:0\d", last), last
+    assert re.search(r"3/4 300 tokens/s 0:\d\d:\d\d 0:\d\d:\d\d", last), last
 
 
 # -- the files -------------------------------------------------------------------------------------
@@ -555,7 +555,7 @@ def test_ctrl_c_while_the_model_loads_is_heard_at_once(
 
     try:
         with monkeypatch.context() as patch:
-            patch.setattr("manyhands.cli.batch.load_engine", loads)
+            patch.setattr(module_of("batch"), "load_engine", loads)
             result = batch(given, answers)
     finally:
         signal.signal(signal.SIGINT, usual)

@@ -29,6 +29,7 @@ from manyhands.schema.openai import CHAT
 from manyhands.server.asked import understand
 from manyhands.server.limits import Limits
 from manyhands.server.process import Place, listening
+from tests.cli.conftest import module_of
 from tests.strategies.driver import small_text
 from tests.warm import COMMAND, Warm
 
@@ -103,7 +104,7 @@ def made_front(monkeypatch: pytest.MonkeyPatch, *options: str) -> tuple[Any, Any
         fronts.append(front)
         return 0
 
-    monkeypatch.setattr("manyhands.cli.serve.load_engine", lambda *_: (engine, small_text()))
+    monkeypatch.setattr(module_of("serve"), "load_engine", lambda *_: (engine, small_text()))
     monkeypatch.setattr(
         "manyhands.engine.service.Service", lambda *_, **given: SimpleNamespace(**given)
     )

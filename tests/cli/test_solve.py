@@ -24,7 +24,7 @@ from manyhands.strategies.settings import SoloSettings, TeamSettings
 from manyhands.tasks.arithmetic.problem_list import ask
 from manyhands.tasks.arithmetic.world import outside_world
 from manyhands.text import printable
-from tests.cli.conftest import CONTEXT, DONE, Cli
+from tests.cli.conftest import CONTEXT, DONE, Cli, module_of
 from tests.hub_cache import keep
 
 
@@ -312,7 +312,7 @@ def test_what_was_imported_and_loaded_is_kept_from_the_collector(
         is_left_out.append(all(each is not model for each in gc.get_objects()))
         return drive(engine, *words)
 
-    monkeypatch.setattr("manyhands.cli.solve.drive", watched)
+    monkeypatch.setattr(module_of("solve"), "drive", watched)
     words = ["solve", "1 + 2", "--model", str(model), "--budget", "2", "--no-reply", "-q"]
     assert CliRunner().invoke(app, words).exit_code in DONE
     assert gc.get_freeze_count() > 100_000

@@ -18,7 +18,7 @@ from manyhands.cache.usage import Usage
 from manyhands.cluster.replica import Answers
 from manyhands.evaluation.judge import votes_file
 from manyhands.evaluation.record import read_results, result_files
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, module_of
 from tests.cli.test_batch import chat, read, write
 from tests.evaluation.small import header, record
 from tests.evaluation.small import write as write_records
@@ -69,7 +69,7 @@ def one_replica(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(settings.ray)
         yield OneReplica(make)
 
-    monkeypatch.setattr("manyhands.cli.batch.spread", spread)
+    monkeypatch.setattr(module_of("batch"), "spread", spread)
     monkeypatch.setattr("manyhands.cli.candidates.spread", spread)
     return asked
 

@@ -31,7 +31,7 @@ from manyhands.replay.train import Training
 from manyhands.schema.lines import LineFile
 from manyhands.schema.whole import whole_files
 from manyhands.school.recipe import Recipe
-from tests.cli.conftest import DONE, Cli, run_cli
+from tests.cli.conftest import DONE, Cli, module_of, run_cli
 from tests.text.small_tokenizers import byte_level
 from tests.warm import COMMAND, Warm, run
 
@@ -445,7 +445,7 @@ def test_a_full_disk(
     command = ("train", recipe, "--out", out, "--device", "cpu")
     with monkeypatch.context() as patch:
         if not is_checkpoint:
-            patch.setattr("manyhands.cli.train.whole_files", full_there)
+            patch.setattr(module_of("train"), "whole_files", full_there)
         full = cli(*command)
     assert "cannot be written: No space left on device" in full.output
     if is_checkpoint:  # behind the last step the model is worth more

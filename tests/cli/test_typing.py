@@ -37,7 +37,7 @@ from manyhands.strategies.listening import (
     Said,
 )
 from manyhands.strategies.settings import TeamSettings
-from tests.cli.conftest import DONE, Cli
+from tests.cli.conftest import DONE, Cli, module_of
 from tests.cli.scripted import TEXT, scripted
 from tests.cli.terminal import Seen
 
@@ -48,21 +48,22 @@ def team(
     delay: float = 0.002,
     words: dict[str, str] = LONG,
     path: Path | None = None,
-    failing_at: int | None = None,
+    seen: Path | None = None,
+    fails: bool = False,
 ) -> Callable[[], int]:
-    """A program: a team of two that writes slowly, on the terminal that it finds."""
+    """A program: a team of two that writes slowly, on the terminal that it finds.
+
+    It hardly goes on before the file `seen` is there, however late the test looks at the screen, and then it may fail.
+    """
 
     def program() -> int:
         import sys
 
-        num_passes = 0
-
         def slowly() -> None:
-            nonlocal num_passes
-            num_passes += 1
-            if num_passes == failing_at:
+            is_seen = seen is None or seen.exists()
+            if is_seen and fails:
                 raise RuntimeError("a bug of ours")
-            time.sleep(delay)
+            time.sleep(delay if is_seen else 0.05)
 
         engine: Any = scripted(words, slowly)
         account = Account(("Alice", "Bob"))
@@ -266,11 +267,12 @@ def test_a_pipe_is_not_read(on_terminal: Callable[..., Seen]) -> None:
     assert b"\x1b[?2004h" not in seen.raw
 
 
-def test_what_is_said_too_late_is_named(on_terminal: Callable[..., Seen]) -> None:
+def test_what_is_said_too_late_is_named(on_terminal: Callable[..., Seen], tmp_path: Path) -> None:
     words = {"Alice": "So it is \\boxed{3}", "Bob": "word " * 20, "reply": "word " * 300}
-    seen = on_terminal(team(words=words))
+    seen = on_terminal(team(words=words, seen=tmp_path / "seen"))
     seen.wait("words that come now are not heard")
     seen.send("Try 7.\r")
+    (tmp_path / "seen").touch()
     assert seen.close() == 0
     assert "note: not heard, the work was over: Try 7." in seen.text
 
@@ -290,10 +292,13 @@ def test_the_terminal_is_left_as_it_was(
 ) -> None:
     words = {"Alice": "So it is \\boxed{3}", "Bob": "word " * 20} if how == "end" else LONG
     trace = tmp_path / "t.jsonl" if isinstance(how, int) else None
-    seen = on_terminal(team(words=words, path=trace, failing_at=300 if how == "bug" else None))
-    if how != "end":  # a run that ends by itself may be over before the screen is looked at
+    looked = tmp_path / "seen"
+    seen = on_terminal(team(words=words, path=trace, seen=looked, fails=how == "bug"))
+    if how != "end":
         seen.wait("Dana> ▌")
         seen.wait("working")
+    if how in ("end", "bug"):
+        looked.touch()
     if isinstance(how, int):
         os.kill(seen.pid, how)
     elif how == "\x03":
@@ -323,7 +328,8 @@ def test_a_terminal_that_goes_away(on_terminal: Callable[..., Seen], tmp_path: P
 def test_ctrl_z_gives_the_terminal_to_the_shell_and_fg_takes_it_back(
     on_terminal: Callable[..., Seen],
 ) -> None:
-    seen = on_terminal(team(), shell=True)
+    # Slowly, or else what the shell has shown is pushed off the screen before it is looked at.
+    seen = on_terminal(team(delay=0.05), shell=True)
     seen.wait("Dana> ▌")
     seen.send("unfinished")
     seen.wait("Dana> unfinished▌")
@@ -434,7 +440,7 @@ def test_what_was_typed_is_recorded_and_can_be_verified(
             return None
 
     monkeypatch.setattr(
-        "manyhands.cli.solve.screen_for", lambda account, *rest, **more: Typing(account)
+        module_of("solve"), "screen_for", lambda account, *rest, **more: Typing(account)
     )
     path = tmp_path / "t.jsonl"
     assert solve("1 + 2", "--budget", 9, "--transcript", path).exit_code in DONE

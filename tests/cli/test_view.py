@@ -19,7 +19,7 @@ from manyhands.cli.view import view
 from manyhands.replay.trace import read_trace
 from manyhands.server.page import document
 from manyhands.server.view import records_of
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, module_of
 from tests.server.scripted_runs import team_run
 from tests.warm import COMMAND, Warm, run
 
@@ -104,9 +104,9 @@ def test_a_browser_is_opened_where_one_is_wanted(
     saved: Path, wanted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
-    monkeypatch.setattr("manyhands.cli.view.webbrowser.open", opened.append)
+    monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.setattr(
-        "manyhands.cli.view.serve_page", lambda make, port, ready: ready(f"http://here:{port}")
+        module_of("view"), "serve_page", lambda make, port, ready: ready(f"http://here:{port}")
     )
     view(ViewOptions(trace=saved, port=8000, browser=wanted))
     assert opened == ["http://here:8000"] * wanted

@@ -30,7 +30,8 @@ from manyhands.server.shapes import RUNS
 from manyhands.strategies.base import Answer
 from manyhands.strategies.methods import METHODS
 from tests.cluster.made import dice_front, door_of
-from tests.server.house import NAME, soon
+from tests.server.house import NAME
+from tests.waiting import soon
 
 ray_exceptions = pytest.importorskip("ray.exceptions", reason="the extra `ray` is not installed")
 KEY = "a-key-of-a-client"

@@ -24,7 +24,7 @@ from manyhands.cluster import joining
 from manyhands.cluster.joining import joined
 from manyhands.cluster.settings import ClusterSettings, ServingSettings, host_and_port
 from manyhands.errors import InvalidRequest
-from tests.server.house import soon
+from tests.waiting import soon
 
 GREETING = b"\0\0\0\4\0\0\0\0\0"  # an empty frame of settings
 
@@ -144,11 +144,11 @@ def test_silence_is_said_and_ends(
     inits: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(joining, "_KNOCK", 0.1)
-    monkeypatch.setattr(joining, "_PATIENCE", 0.4)
+    monkeypatch.setattr(joining, "_PATIENCE", 1.5)
     notes: list[str] = []
     ended = threading.Event()
     with listening(lambda client: ended.wait(30) and None) as address:  # type: ignore[arg-type]
-        cannot_join(address, "it takes connections and says nothing in 0.4 s", notes.append)
+        cannot_join(address, "it takes connections and says nothing in 1.5 s", notes.append)
         ended.set()
     assert notes == [f"{address} takes connections and says nothing; waiting"]
     assert not inits
@@ -172,24 +172,32 @@ def test_a_cluster_that_answers_late_is_joined(
 def test_it_is_said_that_ray_is_waited_for(
     inits: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joining, "_LATE", 0.1)
+    monkeypatch.setattr(joining, "_LATE", 1.0)
     ray, notes = joining.imported(), list[str]()
     with joined(ClusterSettings(ray="auto"), notes.append):
-        time.sleep(0.3)
+        time.sleep(1.2)
     assert notes == [], "it was joined in time"
-    ray.init = lambda **given: time.sleep(0.5)
+    ray.init = lambda **given: soon(lambda: bool(notes))
     with joined(ClusterSettings(ray="auto"), notes.append):
         pass
     assert notes == ["Ray at 'auto' has not answered yet; waiting"]
 
 
-def slow_ray(monkeypatch: pytest.MonkeyPatch, go_on: threading.Event) -> list[str]:
-    """Ray, whose code hears no signal until it goes on; what it does, and the thread in which it is joined."""
+def slow_ray(
+    monkeypatch: pytest.MonkeyPatch,
+    go_on: threading.Event,
+    asked: Callable[[], object] = lambda: None,
+) -> list[str]:
+    """Ray, whose code hears no signal until it goes on; what it does, and the thread in which it is joined.
+
+    `asked` is called when it is waited for.
+    """
     done: list[str] = []
 
     def init(**given: Any) -> None:
         logging.getLogger("ray._private.worker").warning("SIGTERM handler is not set because")
         done.append("main" if threading.current_thread() is threading.main_thread() else "beside")
+        asked()
         while not go_on.is_set():
             try:
                 go_on.wait(30)
@@ -209,20 +217,17 @@ def test_an_interrupt_is_heard_while_ray_is_waited_for(
 ) -> None:
     """A connection that comes about behind it is shut down again."""
     go_on = threading.Event()
-    done = slow_ray(monkeypatch, go_on)
-    late = threading.Timer(5, go_on.set)
-    late.start()
     press = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    press.start()
+    done = slow_ray(monkeypatch, go_on, press.start)
+    late = threading.Timer(30, go_on.set)
+    late.start()
     with pytest.raises(KeyboardInterrupt), joined(ClusterSettings(ray=address)):
         pass
     assert not go_on.is_set(), "it was heard when Ray had an answer"
     assert done == ["beside"]
     go_on.set()
     late.cancel()
-    ends_at = time.monotonic() + 10
-    while done[-1] != "shut down" and time.monotonic() < ends_at:
-        time.sleep(0.01)
+    assert soon(lambda: done[-1] == "shut down")
     assert done == ["beside", "shut down"]
     assert not caplog.records
 
@@ -236,9 +241,11 @@ def test_the_thread_that_has_joined_stays_until_it_is_over(
     go_on = threading.Event()
     go_on.set()
     done = slow_ray(monkeypatch, go_on)
+    before = threading.enumerate()
 
     def joining_threads() -> list[threading.Thread]:
-        return [each for each in threading.enumerate() if each.name == "joins Ray"]
+        now = threading.enumerate()
+        return [each for each in now if each.name == "joins Ray" and each not in before]
 
     def work() -> None:
         with joined(ClusterSettings(ray=address)):
@@ -265,7 +272,7 @@ import sys
 from manyhands.cluster.joining import joined
 from manyhands.cluster.settings import ClusterSettings
 from manyhands.errors import InvalidRequest
-from tests.server.house import soon
+from tests.waiting import soon
 try:
     with joined(ClusterSettings(ray=sys.argv[1])) as ray:
         print("joined", ray.cluster_resources()["CPU"])

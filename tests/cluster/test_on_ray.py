@@ -37,7 +37,7 @@ from manyhands.server.shapes import RUNS
 from tests.cluster.conftest import ROOT
 from tests.cluster.made import SLOW, broken, dice_front, door_of, nothing, paced, squares
 from tests.installing import a_method, laid_out
-from tests.server.house import soon
+from tests.waiting import soon
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own, of which there are many
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ from manyhands.strategies.events import Event, TokenWritten, UsageCounted
 from manyhands.strategies.listening import Listen, Said
 from manyhands.strategies.prompt_sharing import share_prompt
 from tests.engine.small import LETTERS, counting, finish, small_engine, solo, story, team
+from tests.waiting import soon
 
 SAMPLED = Choice(temperature=1.0, top_p=0.95, allowed=LETTERS)
 SOON = 30.0  # seconds; only what hangs takes so long
@@ -205,11 +207,11 @@ def test_events_end_with_what_the_run_has_cost() -> None:
 
 def test_a_deadline_ends_one_run() -> None:
     with Service(scheduler()) as service:
-        late = service.submit(endless(), deadline=0.05)
+        late = begun(service.submit(endless(), deadline=1.0))
         other = begun(service.submit(endless()))
-        with pytest.raises(DeadlineExceeded, match=r"0\.05 s"):
+        with pytest.raises(DeadlineExceeded, match=r"1 s"):
             late.result(SOON)
-        assert isinstance(next(iter(late)), TokenWritten), "what it wrote is kept"
+        assert TokenWritten in map(type, late), "what it wrote is kept"
         assert not other.done
         assert service.submit(counting((1,), 3), deadline=SOON).result(SOON).text == "2 3 4"
 
@@ -723,7 +725,7 @@ def _slipping() -> Strategy:
     raise ZeroDivisionError("a slip")
 
 
-MANY = 10_000  # tokens
+MANY = 1_000_000  # tokens; far more than come before the run is ended
 WITHOUT_ANSWER: dict[str, Callable[[], Strategy]] = {
     "a slip": _slipping,
     "never fits": lambda: counting((1,), 3, Reserve(1 << 30, 1)),
@@ -741,12 +743,11 @@ def test_a_run_that_ends_without_an_answer_waits_for_no_collection(name: str, wa
     try:
         with Service(scheduler()) as service:
             other = service.submit(counting((1,), 40))
-            deadline = 0.05 if name == "too late" else None
+            deadline = 0.5 if name == "too late" else None
             gone = _ended_without_answer(service, WITHOUT_ANSWER[name](), name, way, deadline)
             other.result(SOON)
-            ends_at = time.monotonic() + SOON / 10
-            while any(each() is not None for each in gone) and time.monotonic() < ends_at:
-                time.sleep(0.01)  # the service's thread may still be at it
+            # The service's thread may still be at it.
+            soon(lambda: all(each() is None for each in gone), SOON / 10)
             assert [each() for each in gone] == [None, None]
     finally:
         gc.enable()
@@ -757,13 +758,11 @@ def _ended_without_answer(
 ) -> list[weakref.ref[Any]]:
     """References to the handle and the run, of which the caller knows the end."""
     handle = service.submit(strategy, deadline=deadline, lifecycle=True)
-    while handle._run is None:
-        time.sleep(0.001)
+    assert soon(partial(getattr, handle, "_run"), SOON)
     gone: list[weakref.ref[Any]] = [weakref.ref(handle), weakref.ref(handle._run)]
     if name == "cancelled":
         handle.cancel()
-    while not handle.done:
-        time.sleep(0.001)
+    assert soon(partial(getattr, handle, "done"), SOON)
     with suppress(Exception):
         if way == "await":
             asyncio.run(_awaited(handle))
@@ -1024,10 +1023,10 @@ def test_asyncio_gets_the_same_without_a_thread_that_waits() -> None:
     async def all_of_them(service: Service) -> list[tuple[list[int], str]]:
         return await asyncio.gather(*(story_of(service, n) for n in range(40)))
 
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with Service(scheduler()) as service:
         stories = asyncio.run(all_of_them(service))
-        assert threading.active_count() == before + 1
+        assert set(threading.enumerate()) - before == {service._thread}
     for number, (written, text) in enumerate(stories):
         assert written == [number + i + 1 for i in range(20)]
         assert text == " ".join(map(str, written))
@@ -1132,17 +1131,15 @@ def test_the_load_is_told() -> None:
         assert service.load.seconds_since_pass is None
         handles = [service.submit(endless()) for _ in range(5)]
         begun(handles[0])
-        ends_at = time.monotonic() + SOON
-        while not ((load := service.load).num_passes and load.num_running == 2):
-            assert time.monotonic() < ends_at
-            time.sleep(0.01)  # it is looked at now and then
+        # It is looked at now and then.
+        assert soon(lambda: service.load.num_passes > 0 and service.load.num_running == 2, SOON)
+        load = service.load
         assert (load.num_running, load.num_waiting, load.num_pages) == (2, 3, 100)
         assert load.num_passes > 0
         assert load.seconds_since_pass is not None
         for handle in handles:
             handle.cancel()
-        while service.load.num_running and time.monotonic() < ends_at:
-            time.sleep(0.01)
+        assert soon(lambda: not service.load.num_running, SOON)
         assert service.load.num_running == service.load.num_waiting == 0
         assert service.takes_runs
     assert not service.takes_runs
@@ -1183,8 +1180,10 @@ def test_an_idle_service_looks_for_garbage_once_and_one_that_works_does_not(
         return Answer(text="")
 
     with Service(small_engine()) as service:
-        time.sleep(0.5)
+        assert soon(lambda: bool(looks), SOON)
+        time.sleep(0.3)  # as long as six looks would take
         assert looks == [0]
-        service.submit(slow()).result(30)
-        time.sleep(0.5)
+        service.submit(slow()).result(SOON)
+        assert soon(lambda: len(looks) > 1, SOON)
+        time.sleep(0.3)
     assert looks == [0, 0]

@@ -315,7 +315,7 @@ def test_an_exam_that_ends_early_waits_for_no_grade_and_goes_on(
                 pass
             began = time.monotonic()
             moments.close()
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < 30  # of the 60 that a grade hangs
         assert sorted(record.sample for record in records(path)) == ["d1", "d2"]
         says = Says(RIGHT.get)
         with closing(RecordFile(path, header())) as file:

@@ -17,6 +17,7 @@ import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 MISSING = f"no browser ({', '.join(NAMES)}) is on the PATH: apt-get install chromium"
+PATIENCE = 120.0  # seconds; only what never comes takes so long, and a page beside ten busy processes more than thirty
 # Violations of the page's policy, kept where a test can read them.
 _LISTEN = "window.violations=[];addEventListener('securitypolicyviolation',e=>violations.push(e.blockedURI))"
 
@@ -55,7 +56,7 @@ class Visit:
         choices = {"color_scheme": "light", "reduced_motion": "reduce"} | choices
         self.context = browser.new_context(viewport=viewport, **choices)
         self.page = self.context.new_page()
-        self.page.set_default_timeout(30_000)
+        self.page.set_default_timeout(1000 * PATIENCE)
         self.page.add_init_script(_LISTEN)
         self.asked: list[str] = []
         self.complaints: list[str] = []
@@ -79,7 +80,7 @@ class Visit:
         self.asked.clear()
         self.complaints.clear()
 
-    def until(self, truth: str, seconds: float = 30.0) -> None:
+    def until(self, truth: str, seconds: float = PATIENCE) -> None:
         """Wait for an expression to be true. (Playwright's own way would need `eval`, which the policy forbids.)"""
         limit = time.monotonic() + seconds
         while not self.page.evaluate(truth):

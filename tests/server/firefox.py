@@ -23,6 +23,8 @@ from typing import Any
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
+from tests.server.browser import PATIENCE
+
 NAMES = ("firefox-esr", "firefox")
 MISSING = f"no Firefox ({', '.join(NAMES)}) is on the PATH: apt-get install firefox-esr"
 # Errors of the page, kept where a test can read it.
@@ -109,7 +111,7 @@ class Tab:
         assert found["type"] == "success", found["exceptionDetails"]["text"]
         return json.loads(found["result"]["value"])
 
-    def until(self, truth: str, seconds: float = 30.0) -> None:
+    def until(self, truth: str, seconds: float = PATIENCE) -> None:
         """Wait for an expression to be true."""
         limit = time.monotonic() + seconds
         while not self.evaluate(truth):

@@ -31,6 +31,7 @@ from manyhands.server.limits import Limits
 from manyhands.server.process import Place, listening, serve
 from manyhands.text import Text
 from tests.strategies.driver import PROMPT, Dice, feed, small_text
+from tests.waiting import soon
 
 NAME = "dice"
 MADE_WITH = {"device": "dice", "versions": {"manyhands": "1"}, "fingerprint": "of dice"}
@@ -179,16 +180,6 @@ def raw(house: House, request: bytes) -> tuple[int, bytes]:
         while piece := client.recv(65536):
             found += piece
     return int(found.split(b" ", 2)[1]) if found else 0, found
-
-
-def soon(is_true: Callable[[], bool], seconds: float = 20.0) -> bool:
-    """Whether it becomes true."""
-    ends_at = time.monotonic() + seconds
-    while not is_true():
-        if time.monotonic() > ends_at:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def main() -> None:

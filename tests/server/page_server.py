@@ -34,14 +34,7 @@ class PageServer:
     def __init__(self) -> None:
         self.runs: dict[str, list[Record]] = {}
         self.known: dict[str, int] = {}  # of each run, how many records there are by now
-        self.posted: list[tuple[str, str, Any]] = []  # method, path, body
-        self.asked_after: list[int] = []  # the last records that readers came back with
-        self.begun: list[Record] = []  # the records of the run that POST begins
-        self.break_after: int | None = None  # a stream breaks off behind this record, once
-        self.key: str | None = None
-        self.model = "bundled"
-        self.methods = methods_told(METHODS.rows)
-        self.keeps_models = False  # it does not tell them until this is over
+        self.begin_anew()
         routes = [
             Route("/", self.file),
             Route("/page/{name}", self.file),
@@ -63,6 +56,17 @@ class PageServer:
         self.thread = threading.Thread(
             target=self.server.run, kwargs={"sockets": [self.socket]}, daemon=True
         )
+
+    def begin_anew(self) -> None:
+        """As before the first test, but for its runs, which pages may read still."""
+        self.posted: list[tuple[str, str, Any]] = []  # method, path, body
+        self.asked_after: list[int] = []  # the last records that readers came back with
+        self.begun: list[Record] = []  # the records of the run that POST begins
+        self.break_after: int | None = None  # a stream breaks off behind this record, once
+        self.key: str | None = None
+        self.model = "bundled"
+        self.methods = methods_told(METHODS.rows)
+        self.keeps_models = False  # it does not tell them until this is over
 
     def __enter__(self) -> Self:
         self.thread.start()

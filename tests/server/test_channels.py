@@ -12,9 +12,10 @@ from openai import OpenAI
 
 from manyhands.schema.conversation import Conversation, Message
 from manyhands.server.process import Place
-from tests.server.house import NAME, House, Model, make_house, running, soon
+from tests.server.house import NAME, House, Model, make_house, running
 from tests.strategies.driver import Scripts
 from tests.strategies.test_channels import COMMENTARY, FINAL, OPENED, TEXT, lines
+from tests.waiting import soon
 
 ASK: list[Any] = [{"role": "user", "content": "Which number is 3+4?"}]
 THOUGHT = f"We add.<|end|>{OPENED}So 7.<|end|>{FINAL}"

@@ -15,9 +15,10 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from http.client import BadStatusLine, HTTPResponse
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -34,7 +35,7 @@ import manyhands.server as server_room
 from manyhands.engine.seating import Seating
 from manyhands.errors import InvalidRequest, OutOfMemory
 from manyhands.schema.openai import InvalidField
-from manyhands.server import connection, process
+from manyhands.server import connection, process, streams
 from manyhands.server.app import make_app
 from manyhands.server.body import MAX_NESTING, read_json
 from manyhands.server.connection import _Transport
@@ -46,7 +47,8 @@ from manyhands.server.process import Place, check_place, listening
 from manyhands.server.runs import ServedRun
 from manyhands.server.streams import EventStream
 from manyhands.text import Text, grammar
-from tests.server.house import NAME, TEXT, House, Model, connected, make_house, raw, running, soon
+from tests.server.house import NAME, TEXT, House, Model, connected, make_house, raw, running
+from tests.waiting import soon
 
 KEY = "a-key-of-some-length"
 ASK = [{"role": "user", "content": "Which number is 3+4?"}]
@@ -54,10 +56,24 @@ CHAT = "/v1/chat/completions"
 SLOW = 0.01  # seconds of a pass
 
 
+@contextmanager
+def guarded_for(seconds: float) -> Iterator[House]:
+    """A house with keys and small limits, which waits so long for a request."""
+    limits: dict[str, Any] = {"body_bytes": 4096, "header_bytes": 8192, "request_seconds": seconds}
+    with running(make_house(keys=(KEY, "another-key-beside"), **limits)) as house:
+        yield house
+
+
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[House]:
-    limits: dict[str, Any] = {"body_bytes": 4096, "header_bytes": 8192, "request_seconds": 1.0}
-    with running(make_house(keys=(KEY, "another-key-beside"), **limits)) as house:
+    """One that waits for longer than a client of a busy machine hesitates."""
+    with guarded_for(20.0) as house:
+        yield house
+
+
+@pytest.fixture
+def hasty() -> Iterator[House]:
+    with guarded_for(1.0) as house:
         yield house
 
 
@@ -326,7 +342,6 @@ def refused_with_two_lengths(house: House, begins: bytes) -> None:
     """And nothing that stands behind it is answered."""
     behind = b"0\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with connected(house) as client:
-        client.settimeout(5)
         client.sendall(begins + behind)
         told = b"".join(iter(lambda: client.recv(65536), b""))
     assert told.count(b"HTTP/1.1 ") == 1
@@ -358,7 +373,6 @@ def test_what_a_browser_asks_before_may_come_no_other_way_than_a_request() -> No
             first.sendall(preflight(house))
             assert first.recv(65536).startswith(b"HTTP/1.1 200")
             with connected(house) as second:
-                second.settimeout(5)
                 second.sendall(preflight(house))
                 told = b"".join(iter(lambda: second.recv(65536), b""))
         assert told.startswith(b"HTTP/1.1 503"), told
@@ -376,16 +390,16 @@ def send_for(seconds: float, client: socket.socket, piece: bytes) -> None:
         client.sendall(piece)
 
 
-def test_bodies_that_are_too_large(guarded: House) -> None:
-    status, told = raw(guarded, head(guarded, "Content-Length: 104857600"))
+def test_bodies_that_are_too_large(guarded: House, hasty: House) -> None:
+    status, told = raw(hasty, head(hasty, "Content-Length: 104857600"))
     assert status == 413, told
     chunk = b"1000\r\n" + b" " * 0x1000 + b"\r\n"
-    with connected(guarded) as client:  # chunked, and it never ends: it is taken for a second
-        client.sendall(head(guarded, "Transfer-Encoding: chunked"))
-        begun = time.monotonic()
+    begun = time.monotonic()
+    with connected(hasty) as client:  # chunked, and it never ends: it is taken for a second
+        client.sendall(head(hasty, "Transfer-Encoding: chunked"))
         with pytest.raises(ConnectionError):
             send_for(20, client, chunk)
-        assert time.monotonic() - begun > 0.5
+    assert time.monotonic() - begun > 0.5
     with connected(guarded) as client:
         client.sendall(head(guarded, "Transfer-Encoding: chunked") + chunk + chunk)
         assert client.recv(100).startswith(b"HTTP/1.1 413")
@@ -502,12 +516,12 @@ def asks_again(client: socket.socket) -> bool:
 def test_a_kept_connection_outlives_the_patience_of_proxies_and_ends_with_its_own() -> None:
     """A proxy that keeps it longer than the server sends into one that is just being closed, and tells 502."""
     assert Limits().idle_seconds > 60
-    with running(make_house(idle_seconds=0.3)) as house, connected(house) as client:
+    with running(make_house(idle_seconds=1.0)) as house, connected(house) as client:
         for _ in range(2):
+            begun = time.monotonic()
             assert asks_again(client)
-        begun = time.monotonic()
         assert client.recv(1) == b""
-        assert 0.2 < time.monotonic() - begun < 5
+        assert 0.9 < time.monotonic() - begun < 15
 
 
 @pytest.mark.parametrize("is_long", [True, False])
@@ -577,14 +591,14 @@ def test_what_is_no_http(guarded: House) -> None:
         assert json.loads(told.split(b"\r\n\r\n", 1)[1])["error"]["code"] == "bad_http"
 
 
-def test_a_byte_a_second_is_not_waited_for(guarded: House) -> None:
-    with connected(guarded) as client:  # in the headers
-        begun = time.monotonic()
+def test_a_byte_a_second_is_not_waited_for(hasty: House) -> None:
+    begun = time.monotonic()
+    with connected(hasty) as client:  # in the headers
         client.sendall(b"POST / HT")
         assert client.recv(100) == b""
-        assert 0.5 < time.monotonic() - begun < 15, "it takes up to 20 s to say nothing"
-    with connected(guarded) as client:  # in the body
-        client.sendall(head(guarded, "Content-Length: 100") + b"{")
+    assert 0.5 < time.monotonic() - begun < 15, "it takes up to 20 s to say nothing"
+    with connected(hasty) as client:  # in the body
+        client.sendall(head(hasty, "Content-Length: 100") + b"{")
         assert client.recv(100).startswith(b"HTTP/1.1 408")
 
 
@@ -656,14 +670,14 @@ def test_what_clients_have_asked_waits_for_no_collection(kind: type) -> None:
     num_before = num_there()
     gc.disable()
     try:
-        with running(make_house(Model(seconds=SLOW), run_seconds=0.1, kept_runs=0)) as house:
+        with running(make_house(Model(seconds=SLOW), run_seconds=0.5, kept_runs=0)) as house:
             assert post(house, body()).status_code == 200
             assert post(house, body(max_tokens=1900)).status_code == 504
             assert post(house, body(model=f"{NAME}:hogwild-2", max_tokens=None)).status_code == 504
             with streaming(house) as client:
                 assert status(client) == 200
             assert soon(lambda: not house.front.runs.live)
-            assert soon(lambda: num_there() <= num_before, seconds=5)
+            assert soon(lambda: num_there() <= num_before)
     finally:
         gc.enable()
 
@@ -763,7 +777,7 @@ def test_half_a_request_of_a_client_that_sends_no_more_is_not_waited_for(slow: H
             client.sendall(part)
             client.shutdown(socket.SHUT_WR)
             assert read_to_the_end(client) == b""
-        assert time.monotonic() - begun < 5  # of the 30 that a request may take
+        assert time.monotonic() - begun < 15  # of the 30 that a request may take
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
@@ -777,7 +791,7 @@ def test_a_client_that_is_gone_is_told_from_one_that_reads_on(slow: House, versi
     client.close()
     begun = time.monotonic()
     assert soon(lambda: not slow.front.runs.live)
-    assert time.monotonic() - begun < 3  # of the 19 that the run takes
+    assert time.monotonic() - begun < 10  # of the 19 that the run takes
 
 
 @pytest.mark.parametrize("is_shut", [False, True])
@@ -801,7 +815,7 @@ def test_a_client_that_leaves_a_stream_which_is_silent_is_told_from_one_that_rea
             second.close()
             begun = time.monotonic()
             assert soon(lambda: len(house.front.runs.live) == 1)
-            assert time.monotonic() - begun < 3  # of the 15 to the next event
+            assert time.monotonic() - begun < 10  # of the 15 to the next event
         assert soon(lambda: not house.front.runs.live)
 
 
@@ -857,28 +871,31 @@ def test_what_is_no_http_is_logged_and_counted(caplog: pytest.LogCaptureFixture)
     assert 'manyhands_requests_total{route="no_http",status="400"} 1.0' in numbers
 
 
-def test_every_route_answers_head_and_options_at_once(slow: House) -> None:
-    """The events of a run that goes on for long among them: what has no body waits for none."""
+def test_every_route_answers_head_and_options_at_once() -> None:
+    """The events of a run that does not end among them: what has no body waits for none."""
+    ends = threading.Event()
+    model = Model(fails=lambda number: number > 50 and ends.wait(120) and None)  # type: ignore[arg-type]  # no run ends before
     asked = {"problem": "3+4?", "workers": 2, "budget": 2000}
-    run = httpx2.post(f"{slow.url}/v1/runs", json=asked).json()["id"]
-    routes = [route for route in make_app(slow.front).routes if isinstance(route, Route)]
-    gets = {route.path for route in routes if "GET" in (route.methods or ())}
-    try:
-        for path in dict.fromkeys(route.path for route in routes):
-            here = path.replace("{run}", run).replace("{model:path}", NAME)
-            here = slow.url + here.replace("{name:path}", "index.html")
-            for method in ("HEAD", "OPTIONS"):
-                began = time.monotonic()
-                answer = httpx2.request(method, here, timeout=10)
-                assert time.monotonic() - began < 0.9, (method, path)
-                assert answer.content == b"" or method == "OPTIONS"
-                if method == "OPTIONS" or path not in gets:
-                    assert answer.status_code == 405, (method, path)
-        told = httpx2.get(f"{slow.url}/v1/runs/{run}").json()
-        assert told["status"] == "running", "control: its events were not over"
-    finally:
-        httpx2.delete(f"{slow.url}/v1/runs/{run}")
-        assert soon(lambda: not slow.front.runs.live)
+    with running(make_house(model)) as house:
+        run = httpx2.post(f"{house.url}/v1/runs", json=asked).json()["id"]
+        routes = [route for route in make_app(house.front).routes if isinstance(route, Route)]
+        gets = {route.path for route in routes if "GET" in (route.methods or ())}
+        try:
+            for path in dict.fromkeys(route.path for route in routes):
+                here = path.replace("{run}", run).replace("{model:path}", NAME)
+                here = house.url + here.replace("{name:path}", "index.html")
+                for method in ("HEAD", "OPTIONS"):
+                    # Less than the fifteen seconds to the next event, which only says that there is none.
+                    answer = httpx2.request(method, here, timeout=10)
+                    assert answer.content == b"" or method == "OPTIONS"
+                    if method == "OPTIONS" or path not in gets:
+                        assert answer.status_code == 405, (method, path)
+            told = httpx2.get(f"{house.url}/v1/runs/{run}").json()
+            assert told["status"] == "running", "control: its events were not over"
+        finally:
+            ends.set()
+            httpx2.delete(f"{house.url}/v1/runs/{run}")
+            assert soon(lambda: not house.front.runs.live)
 
 
 def test_a_stream_is_in_chunks_for_those_who_know_chunks(slow: House) -> None:
@@ -900,7 +917,8 @@ def test_a_stream_is_in_chunks_for_those_who_know_chunks(slow: House) -> None:
             assert rest == b"0\r\n\r\n"
             assert len(chunks) > 2
             rest = b"".join(chunks)
-        *pieces, done, end = rest.split(b"\n\n")
+        # Words that mean nothing come where the answer is long in coming.
+        *pieces, done, end = (each for each in rest.split(b"\n\n") if each != b": ")
         assert (done, end) == (b"data: [DONE]", b"")
         choices = [json.loads(piece.removeprefix(b"data: "))["choices"] for piece in pieces]
         deltas = [choice["delta"] for (choice,) in choices]
@@ -936,7 +954,7 @@ def test_a_reader_that_never_reads_is_cut_off_and_disturbs_nobody() -> None:
         with streaming(house, n=30) as lazy:
             assert soon(lambda: bool(house.front.runs.live))
             assert post(house, body()).status_code == 200
-            assert soon(lambda: not house.front.runs.live), "it was never cut off"
+            assert soon(lambda: not house.front.runs.live, 60), "it was never cut off"
             got = b""
             while piece := lazy.recv(1 << 20):  # the bytes on their way to it
                 got += piece
@@ -958,13 +976,16 @@ def large(monkeypatch: pytest.MonkeyPatch) -> bytes:
     return b"GET /large HTTP/1.1\r\nHost: localhost\r\n"
 
 
+STALL = (
+    1.5  # seconds in which a reader has to take something; five times as long as a slow one rests
+)
 # How a connection was to end.
 WAYS = ("half-closed", "closed", "kept", "several", "late half-closed")
 
 
 def test_a_reader_that_takes_nothing_of_a_whole_answer_is_cut_off(large: bytes) -> None:
     """However its connection was to end; one that reads slowly, and longer than that, has all of it."""
-    house = make_house(stall_seconds=0.5, idle_seconds=0.5)
+    house = make_house(stall_seconds=STALL, idle_seconds=STALL)
     with running(house), ThreadPoolExecutor(len(WAYS)) as pool:
         cut = {way: pool.submit(bytes_until_cut_off, house, large, way) for way in WAYS}
     for way, got in cut.items():
@@ -983,22 +1004,22 @@ def bytes_until_cut_off(house: House, large: bytes, way: str) -> int:
             if "half-closed" in way:
                 client.shutdown(socket.SHUT_WR)
         found = len(reader.recv(1 << 20))
-        for _ in range(5 if way == "half-closed" else 0):
-            time.sleep(0.3)
-            found += len(reader.recv(4 << 20))
+        for _ in range(6 if way == "half-closed" else 0):
+            time.sleep(STALL / 5)
+            found += len(reader.recv(3 << 20))
         while found < 20 << 20 and (piece := reader.recv(1 << 20)):
             found += len(piece)
         assert found >= 20 << 20, way
         reader.close()
         if way == "kept":  # its time without a request is over
-            time.sleep(0.5)
+            time.sleep(STALL)
         begun = time.monotonic()
         got = 0
-        time.sleep(2)
+        time.sleep(2 * STALL)
         with suppress(ConnectionError):
             while piece := lazy.recv(1 << 20):
                 got += len(piece)
-        assert time.monotonic() - begun < 10, way
+        assert time.monotonic() - begun < 10 + 2 * STALL, way
     return got
 
 
@@ -1155,6 +1176,8 @@ def test_runs_end_with_what_they_have_when_the_server_ends() -> None:
             assert (late.status_code, late.json()["error"]["code"]) == (503, "draining")
             assert httpx2.get(f"{house.url}/ready").status_code == 503
             assert httpx2.get(f"{house.url}/health").status_code == 200
+            # A busy machine may make no twenty passes in the second that is left from here on.
+            assert soon(lambda: len(house.front.runs.live) == 4), "the short one ends by itself"
         plain, plain_stream, team, team_stream, short = [answer.result() for answer in answers]
     for answer in (plain, team):
         (choice,) = answer.json()["choices"]
@@ -1197,28 +1220,31 @@ def test_health_is_told_while_a_prompt_is_made(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_health_is_told_while_megabytes_are_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    encode, seconds = TEXT._encode, []
+    """Answers that are begun and ended meanwhile: the lock of Python's threads is not held."""
+    encode, encoded = TEXT._encode, list[tuple[float, float]]()
 
     def timed(text: str) -> Any:
         before = time.monotonic()
         try:
             return encode(text)
         finally:
-            seconds.append(time.monotonic() - before)
+            encoded.append((before, time.monotonic()))
 
     monkeypatch.setattr(TEXT, "_encode", timed)
+    told = list[tuple[float, float]]()
     with running(make_house()) as house, ThreadPoolExecutor(1) as pool:
         given = {"prompt": "1 " * 1_500_000}
         asked = pool.submit(httpx2.post, f"{house.url}/v1/tokenize", json=given, timeout=120)
-        worst = 0.0
         with httpx2.Client(base_url=house.url, timeout=120) as client:
             while not asked.done():
                 before = time.monotonic()
                 assert client.get("/health").status_code == 200
-                worst = max(worst, time.monotonic() - before)
+                told.append((before, time.monotonic()))
                 time.sleep(0.01)
         assert asked.result().status_code == 200
-    assert worst < max(seconds) / 2, "the lock was held while it was encoded"
+    began, ended = max(encoded, key=lambda each: each[1] - each[0])
+    meanwhile = [each for each in told if began < each[0] and each[1] < ended]
+    assert len(meanwhile) > 3, "the lock was held while it was encoded"
 
 
 @pytest.mark.parametrize(
@@ -1318,13 +1344,33 @@ def test_a_request_may_come_in_pieces_of_any_size(guarded: House) -> None:
         assert answer.startswith(b"HTTP/1.1 200 "), (size, answer)
 
 
+class Leaping(asyncio.SelectorEventLoop):
+    """A loop whose clock stands still while anything is done, and leaps to what is waited for: no machine is too busy for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        selector: Any = self._selector  # type: ignore[attr-defined]
+        select = selector.select
+
+        def leap(timeout: float | None = None) -> Any:
+            assert timeout is not None, "nothing is waited for"
+            self.now += timeout
+            return select(0)
+
+        selector.select = leap
+
+    def time(self) -> float:
+        return self.now
+
+
 def sent_to(
     take: Callable[[], Awaitable[None]],
     *,
     with_abort: bool,
     num_taken: Callable[[], int] = lambda: 0,
-) -> tuple[list[str], bytes]:
-    """The events of a stream of three pieces, each of which its client takes like this, and its bytes."""
+) -> tuple[list[str], bytes, float]:
+    """The events of a stream of three pieces, each of which its client takes like this, its bytes, and its seconds."""
     happened: list[str] = []
     body = b""
 
@@ -1350,31 +1396,35 @@ def sent_to(
     state: dict[str, Any] = {"num_taken": num_taken}
     if with_abort:
         state["abort"] = lambda: happened.append("cut off")
-    asyncio.run(stream({"type": "http", "method": "GET", "state": state}, receive, send))
-    return happened, body
+    with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=Leaping) as runner:
+        loop = runner.get_loop()
+        patch.setattr(streams, "time", SimpleNamespace(monotonic=loop.time))
+        runner.run(stream({"type": "http", "method": "GET", "state": state}, receive, send))
+        return happened, body, loop.time()
 
 
 @pytest.mark.parametrize("with_abort", [False, True])
 def test_a_client_that_takes_its_time_is_waited_for_and_one_that_takes_nothing_is_not(
     with_abort: bool,
 ) -> None:
-    happened, told = sent_to(lambda: asyncio.sleep(0.12), with_abort=with_abort)
+    happened, told, seconds = sent_to(lambda: asyncio.sleep(0.12), with_abort=with_abort)
     assert happened == ["source closed", "ended"]
     assert told == b"".join(b"data: %d\n\n" % number for number in range(3))
-    began = time.monotonic()
-    happened, told = sent_to(lambda: asyncio.sleep(60), with_abort=with_abort)
+    assert seconds == pytest.approx(3 * 0.12)
+    happened, told, seconds = sent_to(lambda: asyncio.sleep(60), with_abort=with_abort)
     assert happened == [*["cut off"] * with_abort, "source closed", "ended"]
     assert told == b""
-    assert 0.2 < time.monotonic() - began < 5
+    assert 0.2 < seconds < 0.3
 
 
 def test_a_client_that_takes_a_piece_in_parts_is_waited_for() -> None:
     """A system takes megabytes of a slow reader's stream at once, and nothing for long."""
-    happened, told = sent_to(
+    happened, told, seconds = sent_to(
         lambda: asyncio.sleep(0.6), with_abort=True, num_taken=lambda: time.monotonic_ns()
     )
     assert happened == ["source closed", "ended"]
     assert told.count(b"data") == 3
+    assert seconds == pytest.approx(3 * 0.6)
 
 
 @pytest.mark.parametrize("piece", [["[", "]"], ['{"a":', "}"]])

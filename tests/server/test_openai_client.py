@@ -12,7 +12,8 @@ from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
-from tests.server.house import NAME, House, Model, make_house, running, soon
+from tests.server.house import NAME, House, Model, make_house, running
+from tests.waiting import soon
 
 ASK: list[Any] = [{"role": "user", "content": "Which number is 3+4?"}]
 KEY = "a-key-of-some-length"

@@ -68,6 +68,7 @@ def kept() -> Iterator[list[Visit]]:
 def visit(browser: Any, server: PageServer, kept: list[Visit]) -> Iterator[Opens]:
     """Open a page, which must behave to the end of the test."""
     visits: list[Visit] = []
+    server.begin_anew()  # a test that failed in its midst has left what it wanted of it
 
     def opened(address: str, **choices: Any) -> Visit:
         if kept:

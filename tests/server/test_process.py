@@ -22,7 +22,8 @@ import httpx2
 import pytest
 
 from manyhands.server import process as of_process
-from tests.server.house import NAME, soon
+from tests.server.house import NAME
+from tests.waiting import soon
 from tests.warm import Warm, run
 
 if sys.platform != "win32":

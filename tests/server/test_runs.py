@@ -16,7 +16,8 @@ from manyhands.replay.trace import parse_trace
 from manyhands.server.records import account_of
 from manyhands.strategies.events import from_line
 from manyhands.strategies.run_spec import RunSpec
-from tests.server.house import MADE_WITH, TEXT, House, Model, make_house, running, soon
+from tests.server.house import MADE_WITH, TEXT, House, Model, make_house, running
+from tests.waiting import soon
 
 KEYS = ("first-key-of-two", "second-key-of-two")
 

@@ -20,7 +20,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from manyhands.cache.pages import PagePool
 from manyhands.strategies.methods import METHODS
-from tests.server.house import NAME, TEXT, House, Model, make_house, running, soon
+from tests.server.house import NAME, TEXT, House, Model, make_house, running
+from tests.waiting import soon
 
 ASK: list[Any] = [{"role": "user", "content": "Which number is 3+4?"}]
 

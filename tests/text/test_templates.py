@@ -28,7 +28,7 @@ from tests.text.small_tokenizers import (
 from tests.text.told import told
 
 USER = [{"role": "user", "content": "Hi"}]
-SECONDS = 0.5
+SECONDS = 1.0  # far more than any other template takes here
 ENDLESS = "{% for a in range(90000) %}" * 3 + "{% endfor %}" * 3
 HOSTILE = {
     "one long loop": ("{% for a in range(10**10) %}a{% endfor %}", "Range too big"),
@@ -124,6 +124,7 @@ def test_a_hostile_template_ends_in_time(case: str, monkeypatch: pytest.MonkeyPa
         Text(byte_level(template))
     assert time.monotonic() - began < SECONDS + 30  # another child may have to start first
     assert "repair" in caught.value.hint
+    templates._sandbox(0).limits = Limits(seconds=60.0)  # another child may be needed
     assert render("{{ messages[0].content }}", USER, {"case": case}) == "Hi"
 
 
@@ -190,7 +191,8 @@ START = """
 import time
 from manyhands.text import templates
 began = time.monotonic()
-templates.start()
+if {early}:
+    templates.start()
 print(time.monotonic() - began)
 time.sleep(float({wait}))
 began = time.monotonic()
@@ -201,13 +203,19 @@ print(time.monotonic() - began)
 
 def test_a_child_that_was_started_early_costs_nothing() -> None:
     """Starting it takes a few milliseconds, asking it one; what it needs itself passes beside the load."""
-    best = [1.0, 1.0]
-    for _ in range(10):  # a busy machine may be slow
+
+    def seconds(*, early: bool) -> list[float]:
+        program = START.format(wait=int(early), early=early)
         said = subprocess.run(
-            [sys.executable, "-c", START.format(wait=1)], capture_output=True, text=True, check=True
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
         )
         assert said.stderr == ""
-        best = [min(pair) for pair in zip(best, map(float, said.stdout.split()), strict=True)]
-        if max(best) < 0.05:
+        return [*map(float, said.stdout.split())]
+
+    _, late = seconds(early=False)
+    best = [late, late]
+    for _ in range(10):  # a busy machine may be slow
+        best = [min(pair) for pair in zip(best, seconds(early=True), strict=True)]
+        if max(best) < late / 4:
             break
-    assert max(best) < 0.05
+    assert max(best) < late / 4, (best, late)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from manyhands.engine.ranks.world import LONGEST_END
 from manyhands.model.quiet import quiet
 from tests.covers import spared
 from tests.engine.ranks.faults import NO_ROOM
@@ -27,8 +28,10 @@ pytest.importorskip("triton", reason="Triton comes for Linux only")
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the kernels are compiled here, and run on the GPU only"
 )
-AT_ONCE = 4.0  # seconds until rank 0 says that a rank has failed while all join; alone on two cores 0.8 to 1.2
-LONGEST = 12.0  # seconds of a case; a load and a pass of one rank take one or two
+# Seconds until rank 0 says that a rank has failed while all join; alone on two cores 0.8 to 1.2, and behind `LONGEST_END` its
+# process would be ended by force.
+AT_ONCE = 0.8 * LONGEST_END
+LONGEST = 60.0  # seconds of a case; a load and a pass of one rank take one or two, and a sum would wait for minutes
 
 
 def tried(folder: Path, size: int, cases: Sequence[str]) -> list[dict[str, Any]]:

@@ -79,7 +79,7 @@ def test_peers_memory_that_one_rank_cannot_have_is_left_out_by_all(
         monkeypatch.setattr(finding, name, instead)
     began = time.monotonic()
     four = ranked(world, small, memory_tokens=512, max_tokens_per_pass=how)
-    assert time.monotonic() - began < 30, "nobody waits for the ten minutes of a sum"
+    assert time.monotonic() - began < 120, "nobody waits for the ten minutes of a sum"
     told = world.collectives.about_peers
     assert told.startswith("not through peers' memory: ")
     assert reason in told

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +27,20 @@ from manyhands.engine.ranks.world import World, heard_by_torchrun, say_there_is_
 from manyhands.errors import InvalidRequest, RanksFailed
 from manyhands.model.settings import ModelSettings
 from tests.engine.ranks.test_processes import WORKS, is_gone
+from tests.waiting import soon
 from tests.warm import COMMAND, run
 
 TWO = ModelSettings("bundled", device="cpu", ranks=2)
 IMPORTS = f"{WORKS.rpartition('.')[0]}.slow_import:body"
-AT_ONCE = 1.5  # seconds; far less than `GRACE`, and than what importing torch takes
+AT_ONCE = 20.0  # seconds; of the 60 that ranks import for, and that they have for leaving
+LEFT = 1.5  # seconds behind the end of rank 0; less than what importing torch takes
 
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other ranks import for longer than any test waits."""
+    """The other ranks import for longer than any test waits, and where they would be waited for it is as long."""
     right = processes.start_others
+    monkeypatch.setattr(processes, "GRACE", 60.0)
     monkeypatch.setattr(processes, "start_others", lambda size: right(size, IMPORTS))
 
 
@@ -285,15 +287,6 @@ def with_log(log: Path) -> set[int]:
     return found
 
 
-def until(is_so: Callable[[], Any], seconds: float = 30.0) -> bool:
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
-        if is_so():
-            return True
-        time.sleep(0.02)
-    return False
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("later", [0.0, 0.8])
 def test_a_command_that_is_ended_while_all_import_leaves_none(
@@ -308,13 +301,13 @@ def test_a_command_that_is_ended_while_all_import_leaves_none(
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert until(lambda: len(with_log(log)) == 2), "the other rank has started"
+    assert soon(lambda: len(with_log(log)) == 2), "the other rank has started"
     time.sleep(later)
     rank_0.send_signal(number)
     _, said = rank_0.communicate(timeout=30)
     assert rank_0.returncode == 128 + number, said
     assert "Traceback" not in said
-    assert until(lambda: not with_log(log), AT_ONCE)
+    assert soon(lambda: not with_log(log), LEFT)
 
 
 def test_a_mistake_of_the_user_reads_as_before_and_leaves_none(tmp_path: Path) -> None:
