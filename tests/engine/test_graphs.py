@@ -471,6 +471,36 @@ def test_what_was_recorded_ahead_serves_every_pass(monkeypatch: pytest.MonkeyPat
     assert answers == [answer.text for answer in plain.run_all(make() for make in strategies)]
 
 
+def test_what_is_recorded_already_is_not_recorded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan may have asked for the very capacity of a wide recording before the engine got ready."""
+    monkeypatch.setattr(capacities, "AHEAD", 2)
+    engine = graphed_engine()
+    engine.get_ready()
+    passes = passes_of(engine)
+    made, wide = passes.recordings.numbered, dict(passes.recordings.ahead)
+    passes.recordings.ahead.clear()
+    engine.get_ready()
+    assert passes.recordings.numbered == made
+    assert passes.recordings.ahead == wide
+    assert passes.counts.recorded == len(made)
+
+
+@pytest.mark.parametrize("room", [0, 9])
+def test_where_nothing_can_be_recorded_nothing_uncommon_is_loaded(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What failed would fail again, or take the memory that passes want."""
+    monkeypatch.setattr(capacities, "AHEAD", 1)
+    engine = graphed_engine(Full(room, torch.OutOfMemoryError("CUDA out of memory.")))
+    passes, loaded = passes_of(engine), list[Capacity]()
+    monkeypatch.setattr(
+        passes.recordings, "_attend", lambda page_size, capacity: loaded.append(capacity)
+    )
+    engine.get_ready()
+    assert len(loaded) == (1 if room else 0)
+    assert (passes.recordings.trouble is None) is (room > 0)
+
+
 def test_a_fault_of_the_device_is_found_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last recording is repeated like the others, and the start waits for it."""
     monkeypatch.setattr(capacities, "AHEAD", 1)
@@ -827,14 +857,22 @@ def test_rows_that_go_on_side_by_side_get_a_recording_with_the_kernels_that_they
 
 @pytest.mark.parametrize(
     ("crowd", "every"),
-    [("asks", 4), ("asks", 32), ("asks", 40), ("at once", 40), ("goes on", 40), ("of its kind", 6)],
+    [
+        ("asks", 4),
+        ("asks", 32),
+        ("asks", 40),
+        ("at once", 40),
+        ("goes on", 40),
+        ("of its kind", 6),
+        ("has its own", 40),
+    ],
 )
 def test_what_crowds_meet_now_and_then_is_not_recorded(
     crowd: str, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A capacity that wants its own, in one pass of so many: of forty it is too rare, however long the crowd goes on.
 
-    The crowd's other passes ask for a capacity, are served at once, or follow each other. Where the rare one is one of
+    The crowd's other passes ask for a capacity, are served at once, have a recording of their own, or follow each other. Where the rare one is one of
     thirty-two, it is the one that asks whenever counts are halved. Passes that follow it would ask for the same.
     """
     monkeypatch.setattr(matching, "_VERY_OFTEN", 8)
@@ -853,7 +891,10 @@ def test_what_crowds_meet_now_and_then_is_not_recorded(
     if crowd == "at once":
         usual = situations.planned(situations.tree("100,200_~1024,~64"), 1)[0]
     own = Capacity.of(rare, cut(rare, tiling)).rounded()
-    assert own != Capacity.of(usual, cut(usual, tiling)).rounded()
+    of_usual = capacity_of(usual, cut(usual, tiling))
+    assert own != of_usual
+    if crowd == "has its own":
+        passes.recordings.graphs[of_usual] = Graph(passes.recordings, of_usual, 64)
     for number in range(600):
         if number % every == 0:
             passes.matcher.recorded(rare)
@@ -884,6 +925,52 @@ def test_capacities_that_nobody_asks_for_any_more_are_forgotten(
     assert next(iter(passes.matcher._seen)) == replace(often, pages=93 << 20), (
         "the newest ones are known"
     )
+
+
+@pytest.mark.parametrize("first", ["wider", "widest"])
+def test_of_several_recordings_that_serve_a_plan_the_smallest_is_taken(first: str) -> None:
+    """Padding costs time, whichever of them was made first."""
+    passes = passes_of(graphed_engine())
+    plan = rows_alone(3)
+    own = capacity_of(plan, cut(plan, passes.backend.tiling))
+    rooms = {"wider": 2 * own.pages, "widest": 8 * own.pages}
+    for name in sorted(rooms, key=lambda name: name != first):
+        room = replace(own, pages=rooms[name])
+        passes.recordings.graphs[room] = Graph(passes.recordings, room, 64)
+    found = passes.matcher.recorded(plan)
+    assert found is not None
+    assert found[0].capacity.pages == rooms["wider"]
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+def test_for_a_guess_a_plan_is_cut_once_and_nothing_is_noted(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a wide recording serves it at once. A capacity that is to have its own is served by it too: a guess records nothing."""
+    monkeypatch.setattr(capacities, "LEAST", LEAST)
+    passes = passes_of(graphed_engine())
+    tiling = passes.backend.tiling
+    made = noted_recordings(passes, monkeypatch)
+    plan = rows_alone(rows)
+    size = rounded_tokens(rows)
+    wide = Graph(passes.recordings, WIDE(size, tiling, Wide.SMALL), 64)
+    passes.recordings.ahead[size, Wide.SMALL] = wide
+    often = capacity_of(plan, cut(plan, tiling))
+    passes.matcher._seen[often] = seen = matching._VERY_OFTEN
+    cuts = []
+
+    def noted(*how: Any) -> Any:
+        cuts.append(how)
+        return cut(*how)
+
+    monkeypatch.setattr(matching, "cut", noted)
+    for _ in range(3):
+        found = passes.matcher.at_hand(plan)
+        assert found is not None
+        assert found[0] is wide
+    assert len(cuts) == 3
+    assert passes.matcher._seen == {often: seen}
+    assert not made
 
 
 @pytest.mark.parametrize("history", [4096, 16384])
