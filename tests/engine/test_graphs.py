@@ -471,20 +471,6 @@ def test_what_was_recorded_ahead_serves_every_pass(monkeypatch: pytest.MonkeyPat
     assert answers == [answer.text for answer in plain.run_all(make() for make in strategies)]
 
 
-def test_what_is_recorded_already_is_not_recorded_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan may have asked for the very capacity of a wide recording before the engine got ready."""
-    monkeypatch.setattr(capacities, "AHEAD", 2)
-    engine = graphed_engine()
-    engine.get_ready()
-    passes = passes_of(engine)
-    made, wide = passes.recordings.numbered, dict(passes.recordings.ahead)
-    passes.recordings.ahead.clear()
-    engine.get_ready()
-    assert passes.recordings.numbered == made
-    assert passes.recordings.ahead == wide
-    assert passes.counts.recorded == len(made)
-
-
 @pytest.mark.parametrize("room", [0, 9])
 def test_where_nothing_can_be_recorded_nothing_uncommon_is_loaded(
     room: int, monkeypatch: pytest.MonkeyPatch
@@ -855,6 +841,22 @@ def test_rows_that_go_on_side_by_side_get_a_recording_with_the_kernels_that_they
     assert [each.is_specialised for each in made] == [True] * wants_others
 
 
+def test_passes_of_a_crowd_that_goes_on_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its plan was cut for itself, so it is known what it wants; each look would cut it once more."""
+    monkeypatch.setattr(matching, "_follows", lambda plan, last: True)
+    tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64)
+    passes = passes_of(graphed_engine())
+    passes.backend.tiling = tiling
+    capacity = capacities.wide_capacity(208, tiling, Wide.LARGE)
+    capacity = replace(capacity, entries=512, pages=2048, small=512, large=256, partials=4096)
+    passes.recordings.ahead[208, Wide.LARGE] = Graph(passes.recordings, capacity, 64)
+    plan = completions(200, 2000)
+    assert passes.matcher.recorded(plan) is not None
+    for _ in range(4 * matching._LOOKED_AT):
+        assert passes.matcher.goes_on(plan, plan)
+        assert passes.matcher.to_look_at is None
+
+
 @pytest.mark.parametrize(
     ("crowd", "every"),
     [
@@ -895,6 +897,7 @@ def test_what_crowds_meet_now_and_then_is_not_recorded(
     assert own != of_usual
     if crowd == "has its own":
         passes.recordings.graphs[of_usual] = Graph(passes.recordings, of_usual, 64)
+        passes.matcher._kinds_with_own.add(matching._kind(usual))
     for number in range(600):
         if number % every == 0:
             passes.matcher.recorded(rare)
