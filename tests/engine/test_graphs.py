@@ -276,6 +276,24 @@ def test_what_cannot_have_a_recording_of_its_own_goes_on_by_the_wide_one(
     assert passes.counts.eager <= 1, "the pass that was to be recorded"
 
 
+def test_a_crowd_that_cannot_have_a_recording_of_its_own_goes_by_the_wide_one() -> None:
+    """It wants other large tiles, and has asked for them often enough; launch by launch its passes would take far longer."""
+    tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64, specialised_rows=128)
+    passes = passes_of(graphed_engine())
+    passes.backend.tiling = tiling
+    capacity = capacities.wide_capacity(208, tiling, Wide.LARGE)
+    capacity = replace(capacity, entries=512, pages=2048, small=512, large=256, partials=4096)
+    wide = Graph(passes.recordings, capacity, 64)
+    passes.recordings.graphs[capacity] = passes.recordings.ahead[208, Wide.LARGE] = wide
+    plan = completions(200, 16384)
+    own = capacity_of(plan, cut(plan, tiling))
+    passes.matcher._seen[own] = matching._VERY_OFTEN
+    passes.recordings.trouble = "CUDA out of memory."
+    found = passes.matcher.recorded(plan)
+    assert found is not None
+    assert found[0] is wide
+
+
 @pytest.mark.parametrize("free", [capacities.SPARE - 1, capacities.SPARE])
 def test_a_device_without_memory_to_spare_has_no_ample_recordings(
     free: int, monkeypatch: pytest.MonkeyPatch
