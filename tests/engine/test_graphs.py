@@ -276,6 +276,30 @@ def test_what_cannot_have_a_recording_of_its_own_goes_on_by_the_wide_one(
     assert passes.counts.eager <= 1, "the pass that was to be recorded"
 
 
+def test_when_a_recording_fails_at_the_start_none_behind_it_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The device waits at each, and what is left of its memory is for passes."""
+    monkeypatch.setattr(capacities, "AHEAD", 4)
+    recorder = Full(1, torch.OutOfMemoryError("CUDA out of memory."))
+    engine = graphed_engine(recorder)
+    engine.get_ready()
+    assert passes_of(engine).recordings.num_graphs == 1
+    assert recorder.num_recovered == 2, "behind the one that failed, and at the end"
+
+
+def test_a_plan_follows_the_one_before_it_alone() -> None:
+    """What the device holds grows by one token: another team's plan, or one that is two tokens later, is sent."""
+    goes_on = passes_of(graphed_engine()).matcher.goes_on
+    plan = replace(rows_alone(2), lockstep=object(), lockstep_index=3)
+    last = replace(plan, lockstep_index=2)
+    assert goes_on(plan, last)
+    assert not goes_on(plan, plan)
+    assert not goes_on(plan, replace(plan, lockstep_index=1))
+    assert not goes_on(plan, replace(last, lockstep=object()))
+    assert not goes_on(replace(plan, lockstep=None), replace(last, lockstep=None))
+
+
 def test_a_crowd_that_cannot_have_a_recording_of_its_own_goes_by_the_wide_one() -> None:
     """It wants other large tiles, and has asked for them often enough; launch by launch its passes would take far longer."""
     tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64, specialised_rows=128)
