@@ -389,6 +389,23 @@ def test_a_network_that_was_away_is_recorded_again() -> None:
     assert engine.run(walking(a_team_of(2), 4, {})) == expected
 
 
+def test_no_pass_follows_one_whose_recording_was_dropped() -> None:
+    """It would read where the network was."""
+    engine = graphed_engine()
+    passes = passes_of(engine)
+    run = engine.submit(walking(a_team_of(1), 9, {}))
+    for _ in range(4):
+        engine.step()
+    assert passes_of(engine)._newest is not None
+    executor_of(engine).forget()
+    assert passes_of(engine)._newest is None
+    before = replace(passes.counts)
+    engine.step()
+    assert passes.counts.followed == before.followed
+    finish(engine, run)
+    assert run.result() == plain_engine().run(walking(a_team_of(1), 9, {}))
+
+
 def test_logits_that_were_asked_for_outlive_other_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recordings write to one place, whichever has been repeated: what a caller is given is a copy."""
     monkeypatch.setattr(matching, "_VERY_OFTEN", 2)  # none serves the other's rows for long
