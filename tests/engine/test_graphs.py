@@ -276,6 +276,48 @@ def test_what_cannot_have_a_recording_of_its_own_goes_on_by_the_wide_one(
     assert passes.counts.eager <= 1, "the pass that was to be recorded"
 
 
+def test_when_a_recording_fails_at_the_start_none_behind_it_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The device waits at each, and what is left of its memory is for passes."""
+    monkeypatch.setattr(capacities, "AHEAD", 4)
+    recorder = Full(1, torch.OutOfMemoryError("CUDA out of memory."))
+    engine = graphed_engine(recorder)
+    engine.get_ready()
+    assert passes_of(engine).recordings.num_graphs == 1
+    assert recorder.num_recovered == 2, "behind the one that failed, and at the end"
+
+
+def test_a_plan_follows_the_one_before_it_alone() -> None:
+    """What the device holds grows by one token: another team's plan, or one that is two tokens later, is sent."""
+    goes_on = passes_of(graphed_engine()).matcher.goes_on
+    plan = replace(rows_alone(2), lockstep=object(), lockstep_index=3)
+    last = replace(plan, lockstep_index=2)
+    assert goes_on(plan, last)
+    assert not goes_on(plan, plan)
+    assert not goes_on(plan, replace(plan, lockstep_index=1))
+    assert not goes_on(plan, replace(last, lockstep=object()))
+    assert not goes_on(replace(plan, lockstep=None), replace(last, lockstep=None))
+
+
+def test_a_crowd_that_cannot_have_a_recording_of_its_own_goes_by_the_wide_one() -> None:
+    """It wants other large tiles, and has asked for them often enough; launch by launch its passes would take far longer."""
+    tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64, specialised_rows=128)
+    passes = passes_of(graphed_engine())
+    passes.backend.tiling = tiling
+    capacity = capacities.wide_capacity(208, tiling, Wide.LARGE)
+    capacity = replace(capacity, entries=512, pages=2048, small=512, large=256, partials=4096)
+    wide = Graph(passes.recordings, capacity, 64)
+    passes.recordings.graphs[capacity] = passes.recordings.ahead[208, Wide.LARGE] = wide
+    plan = completions(200, 16384)
+    own = capacity_of(plan, cut(plan, tiling))
+    passes.matcher._seen[own] = matching._VERY_OFTEN
+    passes.recordings.trouble = "CUDA out of memory."
+    found = passes.matcher.recorded(plan)
+    assert found is not None
+    assert found[0] is wide
+
+
 @pytest.mark.parametrize("free", [capacities.SPARE - 1, capacities.SPARE])
 def test_a_device_without_memory_to_spare_has_no_ample_recordings(
     free: int, monkeypatch: pytest.MonkeyPatch
@@ -345,6 +387,23 @@ def test_a_network_that_was_away_is_recorded_again() -> None:
     assert "ask again" in (caught.value.hint or "")
     assert not passes.recordings.numbered
     assert engine.run(walking(a_team_of(2), 4, {})) == expected
+
+
+def test_no_pass_follows_one_whose_recording_was_dropped() -> None:
+    """It would read where the network was."""
+    engine = graphed_engine()
+    passes = passes_of(engine)
+    run = engine.submit(walking(a_team_of(1), 9, {}))
+    for _ in range(4):
+        engine.step()
+    assert passes_of(engine)._newest is not None
+    executor_of(engine).forget()
+    assert passes_of(engine)._newest is None
+    before = replace(passes.counts)
+    engine.step()
+    assert passes.counts.followed == before.followed
+    finish(engine, run)
+    assert run.result() == plain_engine().run(walking(a_team_of(1), 9, {}))
 
 
 def test_logits_that_were_asked_for_outlive_other_passes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -469,6 +528,22 @@ def test_what_was_recorded_ahead_serves_every_pass(monkeypatch: pytest.MonkeyPat
     assert passes.counts.recorded == passes.recordings.num_graphs == 3
     assert passes.counts.replayed > 0 < passes.counts.followed
     assert answers == [answer.text for answer in plain.run_all(make() for make in strategies)]
+
+
+@pytest.mark.parametrize("room", [0, 9])
+def test_where_nothing_can_be_recorded_nothing_uncommon_is_loaded(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What failed would fail again, or take the memory that passes want."""
+    monkeypatch.setattr(capacities, "AHEAD", 1)
+    engine = graphed_engine(Full(room, torch.OutOfMemoryError("CUDA out of memory.")))
+    passes, loaded = passes_of(engine), list[Capacity]()
+    monkeypatch.setattr(
+        passes.recordings, "_attend", lambda page_size, capacity: loaded.append(capacity)
+    )
+    engine.get_ready()
+    assert len(loaded) == (1 if room else 0)
+    assert (passes.recordings.trouble is None) is (room > 0)
 
 
 def test_a_fault_of_the_device_is_found_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -825,16 +900,40 @@ def test_rows_that_go_on_side_by_side_get_a_recording_with_the_kernels_that_they
     assert [each.is_specialised for each in made] == [True] * wants_others
 
 
+def test_passes_of_a_crowd_that_goes_on_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its plan was cut for itself, so it is known what it wants; each look would cut it once more."""
+    monkeypatch.setattr(matching, "_follows", lambda plan, last: True)
+    tiling = Tiling(4, num_kv_heads=8, num_processors=132, large_rows=64)
+    passes = passes_of(graphed_engine())
+    passes.backend.tiling = tiling
+    capacity = capacities.wide_capacity(208, tiling, Wide.LARGE)
+    capacity = replace(capacity, entries=512, pages=2048, small=512, large=256, partials=4096)
+    passes.recordings.ahead[208, Wide.LARGE] = Graph(passes.recordings, capacity, 64)
+    plan = completions(200, 2000)
+    assert passes.matcher.recorded(plan) is not None
+    for _ in range(4 * matching._LOOKED_AT):
+        assert passes.matcher.goes_on(plan, plan)
+        assert passes.matcher.to_look_at is None
+
+
 @pytest.mark.parametrize(
     ("crowd", "every"),
-    [("asks", 4), ("asks", 32), ("asks", 40), ("at once", 40), ("goes on", 40), ("of its kind", 6)],
+    [
+        ("asks", 4),
+        ("asks", 32),
+        ("asks", 40),
+        ("at once", 40),
+        ("goes on", 40),
+        ("of its kind", 6),
+        ("has its own", 40),
+    ],
 )
 def test_what_crowds_meet_now_and_then_is_not_recorded(
     crowd: str, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A capacity that wants its own, in one pass of so many: of forty it is too rare, however long the crowd goes on.
 
-    The crowd's other passes ask for a capacity, are served at once, or follow each other. Where the rare one is one of
+    The crowd's other passes ask for a capacity, are served at once, have a recording of their own, or follow each other. Where the rare one is one of
     thirty-two, it is the one that asks whenever counts are halved. Passes that follow it would ask for the same.
     """
     monkeypatch.setattr(matching, "_VERY_OFTEN", 8)
@@ -853,7 +952,11 @@ def test_what_crowds_meet_now_and_then_is_not_recorded(
     if crowd == "at once":
         usual = situations.planned(situations.tree("100,200_~1024,~64"), 1)[0]
     own = Capacity.of(rare, cut(rare, tiling)).rounded()
-    assert own != Capacity.of(usual, cut(usual, tiling)).rounded()
+    of_usual = capacity_of(usual, cut(usual, tiling))
+    assert own != of_usual
+    if crowd == "has its own":
+        passes.recordings.graphs[of_usual] = Graph(passes.recordings, of_usual, 64)
+        passes.matcher._kinds_with_own.add(matching._kind(usual))
     for number in range(600):
         if number % every == 0:
             passes.matcher.recorded(rare)
@@ -884,6 +987,52 @@ def test_capacities_that_nobody_asks_for_any_more_are_forgotten(
     assert next(iter(passes.matcher._seen)) == replace(often, pages=93 << 20), (
         "the newest ones are known"
     )
+
+
+@pytest.mark.parametrize("first", ["wider", "widest"])
+def test_of_several_recordings_that_serve_a_plan_the_smallest_is_taken(first: str) -> None:
+    """Padding costs time, whichever of them was made first."""
+    passes = passes_of(graphed_engine())
+    plan = rows_alone(3)
+    own = capacity_of(plan, cut(plan, passes.backend.tiling))
+    rooms = {"wider": 2 * own.pages, "widest": 8 * own.pages}
+    for name in sorted(rooms, key=lambda name: name != first):
+        room = replace(own, pages=rooms[name])
+        passes.recordings.graphs[room] = Graph(passes.recordings, room, 64)
+    found = passes.matcher.recorded(plan)
+    assert found is not None
+    assert found[0].capacity.pages == rooms["wider"]
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+def test_for_a_guess_a_plan_is_cut_once_and_nothing_is_noted(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a wide recording serves it at once. A capacity that is to have its own is served by it too: a guess records nothing."""
+    monkeypatch.setattr(capacities, "LEAST", LEAST)
+    passes = passes_of(graphed_engine())
+    tiling = passes.backend.tiling
+    made = noted_recordings(passes, monkeypatch)
+    plan = rows_alone(rows)
+    size = rounded_tokens(rows)
+    wide = Graph(passes.recordings, WIDE(size, tiling, Wide.SMALL), 64)
+    passes.recordings.ahead[size, Wide.SMALL] = wide
+    often = capacity_of(plan, cut(plan, tiling))
+    passes.matcher._seen[often] = seen = matching._VERY_OFTEN
+    cuts = []
+
+    def noted(*how: Any) -> Any:
+        cuts.append(how)
+        return cut(*how)
+
+    monkeypatch.setattr(matching, "cut", noted)
+    for _ in range(3):
+        found = passes.matcher.at_hand(plan)
+        assert found is not None
+        assert found[0] is wide
+    assert len(cuts) == 3
+    assert passes.matcher._seen == {often: seen}
+    assert not made
 
 
 @pytest.mark.parametrize("history", [4096, 16384])

@@ -101,6 +101,21 @@ def test_a_host_that_becomes_slow_is_followed() -> None:
     assert [passes(host) for host in (0.5, 2.5, 1.5, 0.5)] == [1, 3, 2, 1]
 
 
+def test_a_head_that_has_become_longer_is_looked_at_afresh() -> None:
+    """What was seen of the shorter one says nothing of it: it would grow once more at once."""
+    device = Device(1.0)
+    heads = Heads((1, 2, 3), device.mark)
+    found = []
+    for host in [0.5] * 60 + [1.4] * 60:
+        heads.begin([device.repeat] * heads.num_parts)
+        device.now += host
+        heads.was_right()
+        device.now = max(device.now, device.free)
+        found.append(heads.num_parts)
+    assert found[59] == 1
+    assert set(found[60:]) == {1, 2}
+
+
 def test_what_was_not_begun_tells_nothing() -> None:
     device = Device(1.0)
     heads = Heads((1, 2, 3), device.mark)

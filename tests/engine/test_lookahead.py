@@ -254,6 +254,20 @@ def test_recorded_passes_are_begun_ahead_too() -> None:
     assert counts.replayed + counts.followed > 6, "most were recorded"
 
 
+@pytest.mark.usefixtures(small_capacities.__name__)
+def test_a_crowd_that_goes_on_sends_its_tokens_alone() -> None:
+    """Each pass that is begun follows the one that was begun before it, for as long as no step turns elsewhere."""
+    engine = graphed()
+    prompts = (5, 6), (7, 8)
+    runs = [engine.submit(counting(prompt, 14)) for prompt in prompts]
+    finish(engine, *runs)
+    assert [run.result() for run in runs] == [plain_engine().run(counting(p, 14)) for p in prompts]
+    counts = engine.executor.counts
+    assert counts.planned_ahead >= 12
+    assert counts.followed >= 9
+    assert counts.replayed <= 2
+
+
 def graphed() -> Engine:
     adapter_engine = plain_engine(backend="triton")
     executor: Any = adapter_engine.executor
