@@ -23,7 +23,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-# A busy machine stands still now and then, and what draws an example is not to blame.
+# A busy machine stands still now and then, which is no fault of an example.
 if find_spec("hypothesis") is not None:
     from hypothesis import HealthCheck, settings
 
@@ -60,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Says the seed, which what is quiet leaves out of its header; processes of xdist have nothing to say it with."""
+    """Say the seed: a quiet run has no header. Processes of xdist have nothing to say it with."""
     seed = session.config.getoption("--shuffled")
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if seed is not None and reporter is not None:

@@ -1,4 +1,4 @@
-"""What a test waits for: for as long as the busiest machine may need, and no longer than it takes."""
+"""Waits of tests: for as long as the busiest machine may need, and no longer than it takes."""
 
 from __future__ import annotations
 

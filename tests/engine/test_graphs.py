@@ -289,7 +289,7 @@ def test_when_a_recording_fails_at_the_start_none_behind_it_is_tried(
 
 
 def test_a_plan_follows_the_one_before_it_alone() -> None:
-    """What the device holds grows by one token: another team's plan, or one that is two tokens later, is sent."""
+    """The integers on the device grow by one token: another team's plan, or one that is two tokens later, is sent."""
     goes_on = passes_of(graphed_engine()).matcher.goes_on
     plan = replace(rows_alone(2), lockstep=object(), lockstep_index=3)
     last = replace(plan, lockstep_index=2)
@@ -534,7 +534,7 @@ def test_what_was_recorded_ahead_serves_every_pass(monkeypatch: pytest.MonkeyPat
 def test_where_nothing_can_be_recorded_nothing_uncommon_is_loaded(
     room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What failed would fail again, or take the memory that passes want."""
+    """Another attempt would fail again, or take the memory that passes want."""
     monkeypatch.setattr(capacities, "AHEAD", 1)
     engine = graphed_engine(Full(room, torch.OutOfMemoryError("CUDA out of memory.")))
     passes, loaded = passes_of(engine), list[Capacity]()

@@ -102,7 +102,7 @@ def test_a_host_that_becomes_slow_is_followed() -> None:
 
 
 def test_a_head_that_has_become_longer_is_looked_at_afresh() -> None:
-    """What was seen of the shorter one says nothing of it: it would grow once more at once."""
+    """Looks at the shorter one say nothing of it: it would grow once more at once."""
     device = Device(1.0)
     heads = Heads((1, 2, 3), device.mark)
     found = []

@@ -175,7 +175,7 @@ class GraphedPasses(Passes):
             return None
         graph, last = newest
         follows = self.matcher.goes_on(plan, last)
-        # What was begun has left its states in the slots that were meant for this plan.
+        # A pass that was begun leaves its states in the slots that were meant for this plan.
         is_meant = last.states is None or (
             plan.states is not None and plan.states.goes_on(last.states)
         )
