@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,7 +70,6 @@ IN_TEXT = """
 from typer import Exit
 from manyhands.cli import main
 import manyhands.cli.view
-from tests.cli.conftest import module_of
 def view(options):
     exec("import signal\\nsignal.raise_signal(signal.SIGINT)")
 manyhands.cli.view.view = view
@@ -102,6 +101,35 @@ def test_an_import_of_a_library_is_not_struck(
         work()
     assert left.value.exit_code == 130
     assert time.monotonic() - began < _LONG, "nothing was waited for"
+    assert sys.modules.pop("a_library").is_whole
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_an_import_is_not_struck_behind_the_body_of_a_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python's own import would take it out of the modules again, and torch cannot be imported twice."""
+    (tmp_path / "a_library.py").write_text("is_whole = True\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    struck: list[str] = []
+
+    def strike(frame: FrameType, event: str, _: object) -> None:
+        if event == "return" and frame.f_code.co_name == "exec_module" and not struck:
+            struck.append(frame.f_globals["__name__"])
+            signal.raise_signal(signal.SIGINT)
+
+    def work() -> None:
+        sys.setprofile(strike)
+        try:
+            import_module("a_library")
+        finally:
+            sys.setprofile(None)
+        time.sleep(_LONG)
+
+    with pytest.raises(typer.Exit) as left, guarded():
+        work()
+    assert left.value.exit_code == 130
+    assert struck
     assert sys.modules.pop("a_library").is_whole
     assert capsys.readouterr().err == "interrupted\n"
 

@@ -87,18 +87,18 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _imports_library(frame: FrameType | None) -> bool:
-    """Whether code of ours has begun an import, in which the body of a module runs that is not ours."""
+    """Whether code of ours has begun an import, in which no body of a module of ours runs.
+
+    Behind the body of a module Python's own import has still to end: a strike there takes the module out of `sys.modules`, and torch cannot be
+    imported a second time.
+    """
     while frame is not None:
-        outer = frame.f_back
-        if str(frame.f_globals.get("__name__")).partition(".")[0] == "manyhands":
+        name = str(frame.f_globals.get("__name__"))
+        if name.partition(".")[0] == "manyhands":
             return False
-        if (
-            frame.f_code.co_name == "<module>"
-            and outer is not None
-            and outer.f_globals.get("__name__") == "importlib._bootstrap"
-        ):
+        if name == "importlib._bootstrap":
             return True
-        frame = outer
+        frame = frame.f_back
     return False
 
 
