@@ -38,7 +38,7 @@ from manyhands.engine.local_executor import LocalExecutor
 from manyhands.engine.matching import PlanMatcher
 from manyhands.engine.recorder import Recording
 from manyhands.engine.recordings import Recordings
-from manyhands.errors import InvalidRequest
+from manyhands.errors import InvalidRequest, RanksFailed
 from manyhands.model.memory import num_weights
 from manyhands.strategies.base import Answer, Strategy
 from manyhands.strategies.settings import SharedSettings
@@ -286,6 +286,15 @@ def test_when_a_recording_fails_at_the_start_none_behind_it_is_tried(
     engine.get_ready()
     assert passes_of(engine).recordings.num_graphs == 1
     assert recorder.num_recovered == 2, "behind the one that failed, and at the end"
+
+
+def test_a_lost_rank_is_no_recording_that_cannot_be_made() -> None:
+    """All ranks are ended then: passes that are launched instead would fail one by one."""
+    engine = graphed_engine(Full(0, RanksFailed("rank 1 of 2 has ended")))
+    found = passes_of(engine).recordings
+    with pytest.raises(RanksFailed, match="rank 1 of 2"):
+        found.make(64, WIDE(2, found.backend.tiling, Wide.SMALL))
+    assert found.trouble is None
 
 
 def test_a_plan_follows_the_one_before_it_alone() -> None:

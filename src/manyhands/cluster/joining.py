@@ -25,6 +25,7 @@ _KNOCK = 5.0  # seconds until a connection is taken, and without a word behind i
 _PATIENCE = 60.0  # seconds for a program that takes a connection and says nothing
 _PROBE = 5.0  # seconds for the answer to a question that needs Ray's token
 _ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # that question
+_LOOK = 0.5  # seconds between two looks for an interrupt: one that comes while the process is halted ends no wait of the main thread
 _LATE = 10.0  # seconds after which it is said that Ray itself is waited for
 # Ray's programs speak HTTP/2, whose servers begin with a frame of settings (RFC 9113, sections 3.4 and 4.1).
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
@@ -217,7 +218,8 @@ def _beside(init: Callable[[], object], shutdown: Callable[[], object]) -> Calla
     log.addFilter(_is_no_remark_on_signals)
     try:
         threading.Thread(target=run, name="joins Ray", daemon=True).start()
-        over.wait()
+        while not over.wait(_LOOK):
+            pass
     except BaseException:
         with lock:
             is_left = True

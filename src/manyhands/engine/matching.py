@@ -200,8 +200,6 @@ class PlanMatcher:
         So a crowd's plans are cut once each; cut for themselves they would be to no end.
         """
         kernels = stretches.large_tiles(self.backend.tiling)
-        if not kernels[0] and plan.num_tokens <= capacities.MOST_ALONE:
-            return None
         kinds = Wide.LARGE, Wide.AMPLE
         if not any(self._has_large(wide, *kernels) for wide in self._with_room(plan, *kinds)):
             return None
