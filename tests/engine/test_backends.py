@@ -156,6 +156,7 @@ def test_ranks_run_every_pass_before_they_record_it(
     others = ALONE if is_alone else Others()
     backend = object.__new__(TritonBackend)
     backends.make_passes(adapter(), cast(Any, None), backend, graphs=True, others=others)
-    ((_, _, _, recorder, told),) = made
+    ((_, _, _, recorder, told, states),) = made
+    assert states is None
     assert told is others
     assert recorder._always_runs is not is_alone
