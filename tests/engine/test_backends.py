@@ -155,8 +155,11 @@ def test_ranks_run_every_pass_before_they_record_it(
     monkeypatch.setattr(graphs, "GraphedPasses", lambda *each: made.append(each))
     others = ALONE if is_alone else Others()
     backend = object.__new__(TritonBackend)
-    backends.make_passes(adapter(), cast(Any, None), backend, graphs=True, others=others)
-    ((_, _, _, recorder, told, states),) = made
-    assert states is None
+    states = cast(Any, object())
+    backends.make_passes(
+        adapter(), cast(Any, None), backend, graphs=True, others=others, states=states
+    )
+    ((_, _, _, recorder, told, kept),) = made
+    assert kept is states
     assert told is others
     assert recorder._always_runs is not is_alone
