@@ -31,13 +31,24 @@ from manyhands.engine.sampling import Chosen
 from manyhands.errors import ManyhandsError
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.delta import DeltaStep
+from manyhands.model.recurrent import States
 from manyhands.prompts.votes import VotesPrompt
+from manyhands.replay.trace import parse_trace, record
 from manyhands.strategies.base import Strategy
 from manyhands.strategies.events import UsageCounted
 from manyhands.strategies.self_consistency import self_consistency
 from manyhands.strategies.settings import VoteSettings
 from tests.covers import spared
-from tests.engine.small import PROBLEM, SHORT_END, TEXT, TOKENIZER, finish, solo, story_of
+from tests.engine.small import (
+    PROBLEM,
+    SHORT_END,
+    TEXT,
+    TOKENIZER,
+    counting,
+    finish,
+    solo,
+    story_of,
+)
 from tests.engine.test_graphs import Again, passes_of, small_capacities
 from tests.engine.test_hybrids import (
     FLOAT32,
@@ -190,6 +201,42 @@ def test_an_interrupt_behind_a_pass_that_was_begun_ahead_leaves_the_states_from_
             finish(engine, run)
     finish(engine, run)
     assert passes_of(engine).counts.lookaheads > 5
+    assert (story_of(run) == expected) != is_wrong
+
+
+@pytest.mark.parametrize("is_wrong", [False, True], ids=["", "control"])
+def test_a_run_that_is_restored_and_cancelled_between_two_passes_leaves_another_one_as_it_is(
+    is_wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its states are left in slots that are free, where a pass that was begun ahead has left its own; cancelled, it gives them back.
+
+    Control: the pass that was begun is taken up all the same.
+    """
+    if is_wrong:
+        monkeypatch.setattr(GraphedPasses, "drop_begun", lambda _: None)
+    lines: list[dict[str, Any]] = []
+    hybrid_engine().run(record(counting((5, 6, 7), 8), {}, lines.append))
+    passes = [at for at, line in enumerate(lines) if line["kind"] == "pass"]
+    trace = parse_trace(lines[: passes[3] + 1])
+    expected = told(short(), hybrid_engine())
+    engine = recorded_engine()
+    run = engine.submit(short())
+    num_met, taken = 0, States.copy
+
+    def met(states: States, other: States, slots: Sequence[tuple[int, int]]) -> None:
+        nonlocal num_met
+        if states is states_of(engine):
+            num_met += following == {slot for _, slot in slots}
+        taken(states, other, slots)
+
+    monkeypatch.setattr(States, "copy", met)
+    with suppress(ManyhandsError):
+        while engine.step():
+            newest = passes_of(engine)._newest
+            if newest is not None and newest[1].states is not None:
+                following = {*newest[1].states.following}
+                engine.cancel(engine.submit(engine.restore(counting((5, 6, 7), 8), trace)))
+    assert num_met > 5, "it has taken the very slots"
     assert (story_of(run) == expected) != is_wrong
 
 

@@ -90,9 +90,7 @@ class GraphedPasses(Passes):
     def run(self, plan: Plan, targets: Targets | None = None) -> PassOutcome:
         """See `Passes.run`. A pass with targets is never recorded: prompts differ in length."""
         if targets is not None:
-            lookahead, self._lookahead, self._newest = self._lookahead, None, None
-            if lookahead is not None:
-                self._was_right(lookahead, None)
+            self.drop_begun()
             return self.launch(plan, targets)
         if (outcome := self._next(plan)) is not None:
             return outcome
@@ -102,6 +100,12 @@ class GraphedPasses(Passes):
         self._newest = graph, plan
         self.counts.replayed += 1
         return graph.start(plan, work)
+
+    def drop_begun(self) -> None:
+        """See `Passes.drop_begun`. The next pass follows none."""
+        lookahead, self._lookahead, self._newest = self._lookahead, None, None
+        if lookahead is not None:
+            self._was_right(lookahead, None)
 
     def settle(self) -> None:
         """See `Passes.settle`."""
