@@ -7,6 +7,7 @@ left of float16's is the order of sums, and one step where a convolution is roun
 from __future__ import annotations
 
 import copy
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ pytest.importorskip("triton", reason="Triton exists for Linux alone")
 from manyhands.cache.states import EMPTY
 from manyhands.model import recurrent
 from manyhands.model.delta import DeltaStep
+from manyhands.model.kernels import delta
 from manyhands.model.recurrent import StateCall, States, linear_layers, take_over
 from tests.covers import spared
 from tests.model.families_zoo import tiny_model
@@ -92,6 +94,28 @@ def test_a_step_is_hugging_face_s(
             assert (mine - right).abs().max() < off * right.abs().max()
         read = sorted({*range(SLOTS + 1)} - set(TARGETS))
         assert torch.equal(ours[2][read], theirs[2][read]), "what is no target stays"
+
+
+@pytest.mark.parametrize("into", [-15.0, -12.0, -7.0, -4.65, -4.55, -1.0, 3.0, 19.0, 21.0])
+def test_a_state_is_kept_as_exactly_as_its_numbers_are(into: float) -> None:
+    """A head that forgets a millionth with each token: an error in that is made anew a hundred thousand times in a long text."""
+    heads, dim = 1, 8
+    zeros = torch.zeros(1, 3 * dim, device=DEVICE)
+    states = torch.ones(3, heads, dim, dim, device=DEVICE)
+    one = torch.ones(1, heads, device=DEVICE)
+    decay, bias = torch.full((heads,), math.log(16.0)), torch.zeros(heads)
+    if into > 0:
+        decay = decay - 6
+    slots = (torch.tensor([slot], device=DEVICE) for slot in (1, 2))
+    delta.step(
+        *(zeros, torch.ones(1, heads, dim, device=DEVICE), into * one, one),
+        *(decay.to(DEVICE), bias.to(DEVICE), torch.ones(dim, device=DEVICE), states, *slots),
+        key_heads=heads,
+        eps=1e-6,
+    )
+    rate = math.exp(float(decay)) * math.log1p(math.exp(into))
+    exact = math.exp(-rate)
+    assert (states[2].double() - exact).abs().max() < 4e-7 * exact * (1 + rate)
 
 
 @pytest.mark.parametrize("mistake", ["A_log", "dt_bias", "norm.weight", "num_k_heads"])
