@@ -169,6 +169,53 @@ def test_a_row_that_goes_on_from_another_one_s_state_is_launched() -> None:
     assert (told[0] - told[1]).abs().max() < FLOAT32
 
 
+class Sent:
+    """A mark of what is sent to the device: the host's slots may be written again once it has been waited for."""
+
+    def __init__(self) -> None:
+        self.is_open = self.is_marked = False
+
+    def record(self) -> None:
+        self.is_marked = self.is_open
+
+    def synchronize(self) -> None:
+        self.is_open &= not self.is_marked
+
+    def query(self) -> bool:
+        return False
+
+
+def test_slots_are_not_written_while_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = recorded_engine()
+    recordings = passes_of(engine).recordings
+    monkeypatch.setattr(recordings.recorder, "mark", Sent)
+    num_written, write, send = 0, _Slots.write, _Slots.send
+
+    def mark_of(slots: _Slots) -> Sent | None:
+        """While a graph is made nothing is replayed, and recording it waits for all."""
+        marks: list[Any] = [each.sent for each in recordings.numbered if each.slots is slots]
+        return marks[0] if marks else None
+
+    def written(slots: _Slots, *rows: Sequence[int]) -> None:
+        nonlocal num_written
+        if (mark := mark_of(slots)) is not None:
+            assert not mark.is_open
+            num_written += 1
+        write(slots, *rows)
+
+    def sent(slots: _Slots) -> None:
+        send(slots)
+        if (mark := mark_of(slots)) is not None:
+            mark.is_open, mark.is_marked = True, False
+
+    monkeypatch.setattr(_Slots, "write", written)
+    monkeypatch.setattr(_Slots, "send", sent)
+    engine.run(short())
+    counts = passes_of(engine).counts
+    assert counts.lookaheads > 5
+    assert num_written == counts.replayed + counts.lookaheads
+
+
 @pytest.mark.parametrize("is_wrong", [False, True], ids=["", "control"])
 def test_an_interrupt_behind_a_pass_that_was_begun_ahead_leaves_the_states_from_before(
     is_wrong: bool, monkeypatch: pytest.MonkeyPatch

@@ -153,14 +153,38 @@ def broken(module: Any, how: str) -> Any:
         module.head_k_dim, module.num_k_heads = 512, module.key_dim // 512
         module.key_dim = module.num_k_heads * 512
         module.conv_dim = 2 * module.key_dim + module.value_dim
+    elif how == "wide values":
+        module.head_v_dim, module.num_v_heads = 512, module.num_v_heads * module.head_v_dim // 512
+        module.value_dim = module.num_v_heads * 512
+        module.conv_dim = 2 * module.key_dim + module.value_dim
     elif how == "product":
         del module.in_proj_a
+    elif how == "gate":
+        module.norm.activation = "sigmoid"
+    elif how == "decay":
+        module.A_log = None
+    elif how == "epsilon":
+        module.norm.variance_epsilon = torch.tensor(1e-6)
     else:
         del module.norm
     return module
 
 
-@pytest.mark.parametrize("how", ["bias", "activation", "width", "wide", "product", "norm"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "bias",
+        "activation",
+        "width",
+        "wide",
+        "wide values",
+        "product",
+        "gate",
+        "decay",
+        "epsilon",
+        "norm",
+    ],
+)
 def test_another_layer_goes_by_its_own_forward(how: str) -> None:
     layers = linear_layers(tiny_model(CONFIGS["qwen3_5_text"]))
     assert DeltaStep.of(layers[0]) is not None
