@@ -79,6 +79,14 @@ def test_a_slot_that_was_to_follow_and_has_another_text_by_now_is_no_target() ->
     assert book.slot(other) == slot
 
 
+def test_slots_that_were_to_follow_are_forgotten_with_the_next_pass() -> None:
+    book, blocks = StateBook(12), [Block() for _ in range(3)]
+    feed(book, *((View([block]), 1) for block in blocks))
+    assert len(book._meant) == 3
+    feed(book, (View(blocks[:1]), 1))
+    assert len(book._meant) == 1
+
+
 def test_which_pass_goes_on_as_was_meant() -> None:
     before = RowStates((0, 1, 2), (1, 2), (3, 4), following=(5, 6))
     assert RowStates((0, 1, 2), (3, 4), (5, 6)).goes_on(before)

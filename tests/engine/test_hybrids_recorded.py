@@ -287,6 +287,36 @@ def test_a_run_that_is_restored_and_cancelled_between_two_passes_leaves_another_
     assert (story_of(run) == expected) != is_wrong
 
 
+def test_no_pass_is_begun_ahead_where_no_slot_is_left_for_it() -> None:
+    """A text has one slot, one more while it is written, and a third for the pass to come."""
+    for num_states in (3, 2):
+        engine = recorded_engine(states=num_states)
+        run = engine.submit(counting((5, 6, 7), 9))
+        finish(engine, run)
+        assert story_of(run) == told(counting((5, 6, 7), 9), hybrid_engine())
+        counts = passes_of(engine).counts
+        assert counts.followed > 5
+        assert (counts.lookaheads > 5) is (num_states == 3)
+        assert (counts.lookaheads > 0) is (num_states == 3)
+
+
+def test_a_pass_that_was_begun_into_other_slots_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A book that forgets what it has told to follow: its plans name the first slots that are free."""
+
+    def free(book: StateBook, least: int) -> list[int]:
+        book._meant = {}
+        return right(book, least)
+
+    right = StateBook.all_free
+    monkeypatch.setattr(StateBook, "all_free", free)
+    expected = told(short(), hybrid_engine())
+    engine = recorded_engine()
+    run = engine.submit(short())
+    finish(engine, run)
+    assert story_of(run) == expected
+    assert passes_of(engine).counts.dropped > 5
+
+
 def test_slots_that_follow_are_no_text_s_and_are_taken() -> None:
     """Rows that go on take turns between three slots each; with two each none is told to follow."""
     for num_slots, has_more in ((6, True), (5, False)):
@@ -335,3 +365,4 @@ def test_wide_recordings_have_rows_for_the_states_that_there_are(
         passes.record_ahead(64, lambda *_: None, 512)
         assert max(made) == most
         assert passes.tokens_at_once(700) == 700
+        assert not passes.plans_ahead, "a planned pass would name no slots"

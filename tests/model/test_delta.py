@@ -118,6 +118,28 @@ def test_a_state_is_kept_as_exactly_as_its_numbers_are(into: float) -> None:
     assert (states[2].double() - exact).abs().max() < 4e-7 * exact * (1 + rate)
 
 
+def test_how_much_of_a_value_is_taken_is_rounded_as_the_layer_rounds_it() -> None:
+    """In float16 the modelling code's sigmoid has 11 bits, whatever is computed in float32 behind it."""
+    heads, dim = 16, 8
+    torch.manual_seed(3)
+    b = torch.randn(1, heads, device=DEVICE).half()
+    values = torch.randn(heads, dim, device=DEVICE).half()
+    keys = torch.zeros(heads, dim, device=DEVICE, dtype=torch.float16)
+    keys[:, 0] = 64
+    states = torch.zeros(3, heads, dim, dim, device=DEVICE)
+    ones, weight = torch.ones_like(b), torch.ones_like(values[0])
+    slots = (torch.tensor([slot], device=DEVICE) for slot in (1, 2))
+    delta.step(
+        *(torch.cat([keys, keys, values]).reshape(1, -1), values[None], ones, b),
+        *(ones[0].float(), ones[0].float(), weight, states, *slots),
+        key_heads=heads,
+        eps=1e-6,
+    )
+    expected = values.float() * b.sigmoid().float()[0, :, None]
+    assert torch.allclose(states[2, :, 0], expected, rtol=1e-5, atol=0)
+    assert not torch.allclose(expected, values.float() * b.float().sigmoid()[0, :, None], rtol=1e-5)
+
+
 @pytest.mark.parametrize("mistake", ["A_log", "dt_bias", "norm.weight", "num_k_heads"])
 def test_control_every_weight_of_a_layer_shows(
     mistake: str, monkeypatch: pytest.MonkeyPatch
