@@ -22,6 +22,7 @@ from manyhands.cache.states import EMPTY, RowStates, StateBook
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine import capacities
+from manyhands.engine.capacities import Wide
 from manyhands.engine.engine import Engine
 from manyhands.engine.graph import Graph, _Slots
 from manyhands.engine.graphs import GraphedPasses
@@ -364,5 +365,10 @@ def test_wide_recordings_have_rows_for_the_states_that_there_are(
         made.clear()
         passes.record_ahead(64, lambda *_: None, 512)
         assert max(made) == most
-        assert passes.tokens_at_once(700) == 700
+        passes.recordings.ahead[64, Wide.SMALL] = Graph(
+            passes.recordings, capacities.wide_capacity(64, executor.backend.tiling, Wide.SMALL), 64
+        )
+        assert passes.tokens_at_once(100) == 100, "prompts are launched"
+        passes.states = None
+        assert passes.tokens_at_once(100) == 64, "control"
         assert not passes.plans_ahead, "a planned pass would name no slots"
