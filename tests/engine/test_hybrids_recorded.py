@@ -217,6 +217,36 @@ def test_slots_are_not_written_while_they_are_sent(monkeypatch: pytest.MonkeyPat
     assert num_written == counts.replayed + counts.lookaheads
 
 
+@pytest.mark.parametrize("feed", [(8,), (8, 9)], ids=["in waves", "a prompt"])
+def test_other_passes_are_launched_however_often_they_come(feed: tuple[int, ...]) -> None:
+    """A text goes on, and a new row forks from where it has come to."""
+    told: list[torch.Tensor] = []
+    for engine in (hybrid_engine(), recorded_engine()):
+        text = Block()
+        trunk = View([text])
+        logits = [engine.forward(Step([Row(trunk, (5, 6, 7))]))]
+        for token in (10, 11, 12, 13):
+            fork = View([text, Block()])
+            logits.append(engine.forward(Step([Row(trunk, feed), Row(fork, (token,))])))
+        told.append(torch.cat(logits))
+    counts = passes_of(engine).counts
+    assert (counts.eager, counts.recorded) == (5, 0)
+    assert (told[0] - told[1]).abs().max() < FLOAT32
+
+
+def test_padding_goes_on_from_the_empty_text_and_leaves_nothing() -> None:
+    """Whatever rows stood there in the pass before."""
+    engine = recorded_engine(states=8)
+    recordings = passes_of(engine).recordings
+    states = states_of(engine)
+    slots = _Slots(states, recordings, 4)
+    padding = [EMPTY] * 4, [states.nowhere] * 4
+    assert slots._buffer.tolist() == [*padding]
+    slots.write((1, 2, 3, 4), (5, 6, 7, 8))
+    slots.write((5,), (2,))
+    assert slots._host.tolist() == [[5, *padding[0][1:]], [2, *padding[1][1:]]]
+
+
 @pytest.mark.parametrize("is_wrong", [False, True], ids=["", "control"])
 def test_an_interrupt_behind_a_pass_that_was_begun_ahead_leaves_the_states_from_before(
     is_wrong: bool, monkeypatch: pytest.MonkeyPatch
