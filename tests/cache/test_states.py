@@ -64,6 +64,37 @@ def test_the_state_before_a_step_stays_while_its_parts_are_fed() -> None:
     assert book.slot(text.own) == before
 
 
+def test_a_slot_that_was_to_follow_and_has_another_text_by_now_is_no_target() -> None:
+    """A run that comes back takes it between two passes of the same rows."""
+    book, own, other = StateBook(6), Block(), Block()
+    view = View([own])
+    before = [feed(book, (view, 1)) for _ in range(2)][-1]
+    (slot,) = before.following
+    other.tokens.extend((1, 2))
+    book.hold(other, slot)
+    now = feed(book, (view, 1))
+    assert now.sources == before.targets
+    assert slot not in {*now.targets, *now.following}
+    assert not now.goes_on(before)
+    assert book.slot(other) == slot
+
+
+def test_slots_that_were_to_follow_are_forgotten_with_the_next_pass() -> None:
+    book, blocks = StateBook(12), [Block() for _ in range(3)]
+    feed(book, *((View([block]), 1) for block in blocks))
+    assert len(book._meant) == 3
+    feed(book, (View(blocks[:1]), 1))
+    assert len(book._meant) == 1
+
+
+def test_which_pass_goes_on_as_was_meant() -> None:
+    before = RowStates((0, 1, 2), (1, 2), (3, 4), following=(5, 6))
+    assert RowStates((0, 1, 2), (3, 4), (5, 6)).goes_on(before)
+    assert not RowStates((0, 1, 2), (3, 4), (5, 7)).goes_on(before), "into another slot"
+    assert not RowStates((0, 1, 2), (1, 4), (5, 6)).goes_on(before), "from another text"
+    assert not RowStates((0, 1), (3,), (5,)).goes_on(before), "a row has ended"
+
+
 def test_slots_come_back_with_their_blocks() -> None:
     book, prompt, own = StateBook(3), Block(), Block()
     feed(book, (View([prompt]), 2))

@@ -26,6 +26,22 @@ def test_parts_are_half_a_millisecond_long(
     assert part_ends(num_bytes, num_layers) == expected
 
 
+@pytest.mark.parametrize(
+    ("num_bytes", "attending", "expected"),
+    [
+        (48 << 30, range(3, 48, 4), (3,)),  # without them 2, 3 and 4
+        (24 << 30, range(3, 48, 4), (3, 7)),  # 3, 6 and 9
+        (16 << 30, range(3, 48, 4), (3, 7, 11)),  # 4, 9 and 14
+        (16 << 30, range(0, 48, 2), (4, 8, 14)),
+    ],
+)
+def test_parts_end_where_there_is_attention(
+    num_bytes: int, attending: range, expected: tuple[int, ...]
+) -> None:
+    """Of a network whose other layers keep states."""
+    assert part_ends(num_bytes, 48, attending) == expected
+
+
 class Device:
     """Parts take a while each, one behind the other; the host looks at marks when it likes."""
 

@@ -22,6 +22,7 @@ from manyhands.cache.states import EMPTY, RowStates, StateBook
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine import capacities
+from manyhands.engine.capacities import Wide
 from manyhands.engine.engine import Engine
 from manyhands.engine.graph import Graph, _Slots
 from manyhands.engine.graphs import GraphedPasses
@@ -31,13 +32,24 @@ from manyhands.engine.sampling import Chosen
 from manyhands.errors import ManyhandsError
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.delta import DeltaStep
+from manyhands.model.recurrent import States
 from manyhands.prompts.votes import VotesPrompt
+from manyhands.replay.trace import parse_trace, record
 from manyhands.strategies.base import Strategy
 from manyhands.strategies.events import UsageCounted
 from manyhands.strategies.self_consistency import self_consistency
 from manyhands.strategies.settings import VoteSettings
 from tests.covers import spared
-from tests.engine.small import PROBLEM, SHORT_END, TEXT, TOKENIZER, finish, solo, story_of
+from tests.engine.small import (
+    PROBLEM,
+    SHORT_END,
+    TEXT,
+    TOKENIZER,
+    counting,
+    finish,
+    solo,
+    story_of,
+)
 from tests.engine.test_graphs import Again, passes_of, small_capacities
 from tests.engine.test_hybrids import (
     FLOAT32,
@@ -158,6 +170,83 @@ def test_a_row_that_goes_on_from_another_one_s_state_is_launched() -> None:
     assert (told[0] - told[1]).abs().max() < FLOAT32
 
 
+class Sent:
+    """A mark of what is sent to the device: the host's slots may be written again once it has been waited for."""
+
+    def __init__(self) -> None:
+        self.is_open = self.is_marked = False
+
+    def record(self) -> None:
+        self.is_marked = self.is_open
+
+    def synchronize(self) -> None:
+        self.is_open &= not self.is_marked
+
+    def query(self) -> bool:
+        return False
+
+
+def test_slots_are_not_written_while_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = recorded_engine()
+    recordings = passes_of(engine).recordings
+    monkeypatch.setattr(recordings.recorder, "mark", Sent)
+    num_written, write, send = 0, _Slots.write, _Slots.send
+
+    def mark_of(slots: _Slots) -> Sent | None:
+        """While a graph is made nothing is replayed, and recording it waits for all."""
+        marks: list[Any] = [each.sent for each in recordings.numbered if each.slots is slots]
+        return marks[0] if marks else None
+
+    def written(slots: _Slots, *rows: Sequence[int]) -> None:
+        nonlocal num_written
+        if (mark := mark_of(slots)) is not None:
+            assert not mark.is_open
+            num_written += 1
+        write(slots, *rows)
+
+    def sent(slots: _Slots) -> None:
+        send(slots)
+        if (mark := mark_of(slots)) is not None:
+            mark.is_open, mark.is_marked = True, False
+
+    monkeypatch.setattr(_Slots, "write", written)
+    monkeypatch.setattr(_Slots, "send", sent)
+    engine.run(short())
+    counts = passes_of(engine).counts
+    assert counts.lookaheads > 5
+    assert num_written == counts.replayed + counts.lookaheads
+
+
+@pytest.mark.parametrize("feed", [(8,), (8, 9)], ids=["in waves", "a prompt"])
+def test_other_passes_are_launched_however_often_they_come(feed: tuple[int, ...]) -> None:
+    """A text goes on, and a new row forks from where it has come to."""
+    told: list[torch.Tensor] = []
+    for engine in (hybrid_engine(), recorded_engine()):
+        text = Block()
+        trunk = View([text])
+        logits = [engine.forward(Step([Row(trunk, (5, 6, 7))]))]
+        for token in (10, 11, 12, 13):
+            fork = View([text, Block()])
+            logits.append(engine.forward(Step([Row(trunk, feed), Row(fork, (token,))])))
+        told.append(torch.cat(logits))
+    counts = passes_of(engine).counts
+    assert (counts.eager, counts.recorded) == (5, 0)
+    assert (told[0] - told[1]).abs().max() < FLOAT32
+
+
+def test_padding_goes_on_from_the_empty_text_and_leaves_nothing() -> None:
+    """Whatever rows stood there in the pass before."""
+    engine = recorded_engine(states=8)
+    recordings = passes_of(engine).recordings
+    states = states_of(engine)
+    slots = _Slots(states, recordings, 4)
+    padding = [EMPTY] * 4, [states.nowhere] * 4
+    assert slots._buffer.tolist() == [*padding]
+    slots.write((1, 2, 3, 4), (5, 6, 7, 8))
+    slots.write((5,), (2,))
+    assert slots._host.tolist() == [[5, *padding[0][1:]], [2, *padding[1][1:]]]
+
+
 @pytest.mark.parametrize("is_wrong", [False, True], ids=["", "control"])
 def test_an_interrupt_behind_a_pass_that_was_begun_ahead_leaves_the_states_from_before(
     is_wrong: bool, monkeypatch: pytest.MonkeyPatch
@@ -191,6 +280,72 @@ def test_an_interrupt_behind_a_pass_that_was_begun_ahead_leaves_the_states_from_
     finish(engine, run)
     assert passes_of(engine).counts.lookaheads > 5
     assert (story_of(run) == expected) != is_wrong
+
+
+@pytest.mark.parametrize("is_wrong", [False, True], ids=["", "control"])
+def test_a_run_that_is_restored_and_cancelled_between_two_passes_leaves_another_one_as_it_is(
+    is_wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its states are left in slots that are free, where a pass that was begun ahead has left its own; cancelled, it gives them back.
+
+    Control: the pass that was begun is taken up all the same.
+    """
+    if is_wrong:
+        monkeypatch.setattr(GraphedPasses, "drop_begun", lambda _: None)
+    lines: list[dict[str, Any]] = []
+    hybrid_engine().run(record(counting((5, 6, 7), 8), {}, lines.append))
+    passes = [at for at, line in enumerate(lines) if line["kind"] == "pass"]
+    trace = parse_trace(lines[: passes[3] + 1])
+    expected = told(short(), hybrid_engine())
+    engine = recorded_engine()
+    run = engine.submit(short())
+    num_met, taken = 0, States.copy
+
+    def met(states: States, other: States, slots: Sequence[tuple[int, int]]) -> None:
+        nonlocal num_met
+        if states is states_of(engine):
+            num_met += following == {slot for _, slot in slots}
+        taken(states, other, slots)
+
+    monkeypatch.setattr(States, "copy", met)
+    with suppress(ManyhandsError):
+        while engine.step():
+            newest = passes_of(engine)._newest
+            if newest is not None and newest[1].states is not None:
+                following = {*newest[1].states.following}
+                engine.cancel(engine.submit(engine.restore(counting((5, 6, 7), 8), trace)))
+    assert num_met > 5, "it has taken the very slots"
+    assert (story_of(run) == expected) != is_wrong
+
+
+def test_no_pass_is_begun_ahead_where_no_slot_is_left_for_it() -> None:
+    """A text has one slot, one more while it is written, and a third for the pass to come."""
+    for num_states in (3, 2):
+        engine = recorded_engine(states=num_states)
+        run = engine.submit(counting((5, 6, 7), 9))
+        finish(engine, run)
+        assert story_of(run) == told(counting((5, 6, 7), 9), hybrid_engine())
+        counts = passes_of(engine).counts
+        assert counts.followed > 5
+        assert (counts.lookaheads > 5) is (num_states == 3)
+        assert (counts.lookaheads > 0) is (num_states == 3)
+
+
+def test_a_pass_that_was_begun_into_other_slots_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A book that forgets what it has told to follow: its plans name the first slots that are free."""
+
+    def free(book: StateBook, least: int) -> list[int]:
+        book._meant = {}
+        return right(book, least)
+
+    right = StateBook.all_free
+    monkeypatch.setattr(StateBook, "all_free", free)
+    expected = told(short(), hybrid_engine())
+    engine = recorded_engine()
+    run = engine.submit(short())
+    finish(engine, run)
+    assert story_of(run) == expected
+    assert passes_of(engine).counts.dropped > 5
 
 
 def test_slots_that_follow_are_no_text_s_and_are_taken() -> None:
@@ -240,4 +395,10 @@ def test_wide_recordings_have_rows_for_the_states_that_there_are(
         made.clear()
         passes.record_ahead(64, lambda *_: None, 512)
         assert max(made) == most
-        assert passes.tokens_at_once(700) == 700
+        passes.recordings.ahead[64, Wide.SMALL] = Graph(
+            passes.recordings, capacities.wide_capacity(64, executor.backend.tiling, Wide.SMALL), 64
+        )
+        assert passes.tokens_at_once(100) == 100, "prompts are launched"
+        passes.states = None
+        assert passes.tokens_at_once(100) == 64, "control"
+        assert not passes.plans_ahead, "a planned pass would name no slots"

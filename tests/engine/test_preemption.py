@@ -301,6 +301,27 @@ def test_a_preemptible_run_becomes_certain_when_those_before_it_are_gone() -> No
     finish(engine, second)  # type: ignore[unreachable]
 
 
+def test_the_oldest_becomes_certain_when_it_comes_back_though_the_next_one_cannot() -> None:
+    engine = small_engine(memory_tokens=160)  # 10 pages
+    first, second, third = (
+        engine.submit(counting((i,) * size, num))
+        for i, size, num in ((1, 1, 2), (2, 44, 20), (3, 90, 5))
+    )
+    engine.step()
+    assert preempt(engine)
+    assert preempt(engine)
+    blocks = [Block(), Block()]
+    engine.pool.reserve([(blocks[0], 16 * 2), (blocks[1], 16 * 6)])
+    finish(engine, first)
+    assert not second.num_passes > 1
+    del blocks[1]
+    engine.step()
+    assert (second.state, third.state) == (RunState.RUNNING, RunState.PREEMPTED)
+    assert not second.is_preemptible, "it is followed in vain"
+    del blocks
+    finish(engine, second, third)
+
+
 def test_no_new_run_overtakes_a_preempted_one() -> None:
     engine = small_engine(memory_tokens=160, overcommit=2)
     first = engine.submit(counting((1,) * 60, 60, Reserve(120, 1)))

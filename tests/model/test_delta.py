@@ -7,6 +7,7 @@ left of float16's is the order of sums, and one step where a convolution is roun
 from __future__ import annotations
 
 import copy
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ pytest.importorskip("triton", reason="Triton exists for Linux alone")
 from manyhands.cache.states import EMPTY
 from manyhands.model import recurrent
 from manyhands.model.delta import DeltaStep
+from manyhands.model.kernels import delta
 from manyhands.model.recurrent import StateCall, States, linear_layers, take_over
 from tests.covers import spared
 from tests.model.families_zoo import tiny_model
@@ -94,6 +96,50 @@ def test_a_step_is_hugging_face_s(
         assert torch.equal(ours[2][read], theirs[2][read]), "what is no target stays"
 
 
+@pytest.mark.parametrize("into", [-15.0, -12.0, -7.0, -4.65, -4.55, -1.0, 3.0, 19.0, 21.0])
+def test_a_state_is_kept_as_exactly_as_its_numbers_are(into: float) -> None:
+    """A head that forgets a millionth with each token: an error in that is made anew a hundred thousand times in a long text."""
+    heads, dim = 1, 8
+    zeros = torch.zeros(1, 3 * dim, device=DEVICE)
+    states = torch.ones(3, heads, dim, dim, device=DEVICE)
+    one = torch.ones(1, heads, device=DEVICE)
+    decay, bias = torch.full((heads,), math.log(16.0)), torch.zeros(heads)
+    if into > 0:
+        decay = decay - 6
+    slots = (torch.tensor([slot], device=DEVICE) for slot in (1, 2))
+    delta.step(
+        *(zeros, torch.ones(1, heads, dim, device=DEVICE), into * one, one),
+        *(decay.to(DEVICE), bias.to(DEVICE), torch.ones(dim, device=DEVICE), states, *slots),
+        key_heads=heads,
+        eps=1e-6,
+    )
+    rate = math.exp(float(decay)) * math.log1p(math.exp(into))
+    exact = math.exp(-rate)
+    assert (states[2].double() - exact).abs().max() < 4e-7 * exact * (1 + rate)
+
+
+def test_how_much_of_a_value_is_taken_is_rounded_as_the_layer_rounds_it() -> None:
+    """In float16 the modelling code's sigmoid has 11 bits, whatever is computed in float32 behind it."""
+    heads, dim = 16, 8
+    torch.manual_seed(3)
+    b = torch.randn(1, heads, device=DEVICE).half()
+    values = torch.randn(heads, dim, device=DEVICE).half()
+    keys = torch.zeros(heads, dim, device=DEVICE, dtype=torch.float16)
+    keys[:, 0] = 64
+    states = torch.zeros(3, heads, dim, dim, device=DEVICE)
+    ones, weight = torch.ones_like(b), torch.ones_like(values[0])
+    slots = (torch.tensor([slot], device=DEVICE) for slot in (1, 2))
+    delta.step(
+        *(torch.cat([keys, keys, values]).reshape(1, -1), values[None], ones, b),
+        *(ones[0].float(), ones[0].float(), weight, states, *slots),
+        key_heads=heads,
+        eps=1e-6,
+    )
+    expected = values.float() * b.sigmoid().float()[0, :, None]
+    assert torch.allclose(states[2, :, 0], expected, rtol=1e-5, atol=0)
+    assert not torch.allclose(expected, values.float() * b.float().sigmoid()[0, :, None], rtol=1e-5)
+
+
 @pytest.mark.parametrize("mistake", ["A_log", "dt_bias", "norm.weight", "num_k_heads"])
 def test_control_every_weight_of_a_layer_shows(
     mistake: str, monkeypatch: pytest.MonkeyPatch
@@ -129,14 +175,38 @@ def broken(module: Any, how: str) -> Any:
         module.head_k_dim, module.num_k_heads = 512, module.key_dim // 512
         module.key_dim = module.num_k_heads * 512
         module.conv_dim = 2 * module.key_dim + module.value_dim
+    elif how == "wide values":
+        module.head_v_dim, module.num_v_heads = 512, module.num_v_heads * module.head_v_dim // 512
+        module.value_dim = module.num_v_heads * 512
+        module.conv_dim = 2 * module.key_dim + module.value_dim
     elif how == "product":
         del module.in_proj_a
+    elif how == "gate":
+        module.norm.activation = "sigmoid"
+    elif how == "decay":
+        module.A_log = None
+    elif how == "epsilon":
+        module.norm.variance_epsilon = torch.tensor(1e-6)
     else:
         del module.norm
     return module
 
 
-@pytest.mark.parametrize("how", ["bias", "activation", "width", "wide", "product", "norm"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "bias",
+        "activation",
+        "width",
+        "wide",
+        "wide values",
+        "product",
+        "gate",
+        "decay",
+        "epsilon",
+        "norm",
+    ],
+)
 def test_another_layer_goes_by_its_own_forward(how: str) -> None:
     layers = linear_layers(tiny_model(CONFIGS["qwen3_5_text"]))
     assert DeltaStep.of(layers[0]) is not None

@@ -119,7 +119,11 @@ class RowStates:
         return is_one_each and set(self.sources).isdisjoint(self.targets)
 
     def goes_on(self, before: RowStates) -> bool:
-        """Whether these are the rows of the pass before, and leave their states in the slots that were meant for them."""
+        """Whether these are the rows of the pass before, and leave their states in the slots that were meant for them.
+
+        A pass that was begun ahead has left the same states there, unless something else has written to these slots since
+        (`engine/passes.py::Passes.drop_begun`).
+        """
         return self.sources == before.targets and self.targets == before.following
 
     def tokens_of(self, row: int) -> Sequence[int]:
@@ -289,8 +293,8 @@ class StateBook:
     def _slots_for(self, blocks: Sequence[Block]) -> tuple[dict[Block, int], tuple[int, ...]]:
         """Targets for these blocks, and as many slots to follow, if there are.
 
-        A pass that is begun ahead writes to those that follow before this one has succeeded. So they are no text's, neither now nor if
-        this pass is taken back.
+        A pass that is begun ahead writes to the slots that follow before this one has succeeded. So no text has them, neither now
+        nor if this pass is taken back. Until the next pass is planned they are free: a run that comes back may take them.
         """
         free = set(self.all_free(len(blocks)))
         meant = {block: self._meant.get(weakref.ref(block)) for block in blocks}

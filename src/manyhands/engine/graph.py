@@ -9,9 +9,9 @@ decoding (`attention/prepared.py`). The graph itself adds the growth. So whateve
 
 Rows to spare are padding (`make_harmless`): their keys are stored nowhere and they read nothing.
 
-Of a network whose linear layers keep states (`model/recurrent.py`) a graph serves passes whose rows are fed one token each, and has a
-buffer more, for the slots of their states. These are other ones in each pass and are always sent; those of a pass that is looked ahead to
-are told along with the plan before it. A row to spare goes on from the empty text, and leaves its state where none is read.
+Of a network whose linear layers keep states (`model/recurrent.py`) a graph serves passes whose rows are fed one token each, and has one
+more buffer, for the slots of their states. The slots change from pass to pass and are always sent; a plan also names those of the pass behind it, for
+`look_ahead`. A row to spare goes on from the empty text, and leaves its state where none is read.
 
 A recording has parts. `start_head` and `look_ahead` begin the first ones, and `finish` makes the rest. Other ranks are told first of
 whatever is begun. They have the same graph by the same number, and `take`, `follow`, `begin` and `go_on` are a rank's own part of it.

@@ -10,7 +10,7 @@ to run them. So passes are recorded, and replayed where a recording has room for
 **Lookahead.** While the host looks at the tokens of a pass and decides what comes next, the device would have
 nothing to do. In plain decoding the next pass is nearly always the same rows with the tokens they just chose,
 so it is begun before the host has read those tokens. If something else is asked for (a step ended), the
-result is dropped: the pass wrote only to slots that are written again before they are read.
+result is dropped: the pass wrote only to slots that are written again before they are read, and left states in slots of no text.
 
 A dropped pass costs its time. So a recording has parts, and before the host has decided only the *head*
 is begun: the first few, about as long as the host takes (`engine/heads.py`). The rest follows when the guess was right.
@@ -64,7 +64,7 @@ class GraphedPasses(Passes):
         states: States | None = None,
     ) -> None:
         super().__init__(adapter, memory, backend, others, states)
-        # Where states are kept, a pass is begun ahead if the same rows go on; the slots of another one are not known before this has succeeded.
+        # Where states are kept, a pass of the same rows alone is begun ahead: the slots of any other are not known before this one has succeeded.
         self.plans_ahead = states is None
         self.recordings = Recordings(
             adapter, memory, backend, recorder, others, self.expanded, self.counts, states
@@ -90,9 +90,7 @@ class GraphedPasses(Passes):
     def run(self, plan: Plan, targets: Targets | None = None) -> PassOutcome:
         """See `Passes.run`. A pass with targets is never recorded: prompts differ in length."""
         if targets is not None:
-            lookahead, self._lookahead, self._newest = self._lookahead, None, None
-            if lookahead is not None:
-                self._was_right(lookahead, None)
+            self.drop_begun()
             return self.launch(plan, targets)
         if (outcome := self._next(plan)) is not None:
             return outcome
@@ -102,6 +100,12 @@ class GraphedPasses(Passes):
         self._newest = graph, plan
         self.counts.replayed += 1
         return graph.start(plan, work)
+
+    def drop_begun(self) -> None:
+        """See `Passes.drop_begun`. The next pass follows none."""
+        lookahead, self._lookahead, self._newest = self._lookahead, None, None
+        if lookahead is not None:
+            self._was_right(lookahead, None)
 
     def settle(self) -> None:
         """See `Passes.settle`."""
@@ -175,7 +179,7 @@ class GraphedPasses(Passes):
             return None
         graph, last = newest
         follows = self.matcher.goes_on(plan, last)
-        # A pass that was begun leaves its states in the slots that were meant for this plan.
+        # A pass that was begun has left its states in the slots that were meant for the next plan.
         is_meant = last.states is None or (
             plan.states is not None and plan.states.goes_on(last.states)
         )

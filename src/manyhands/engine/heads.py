@@ -29,8 +29,8 @@ def part_ends(
 ) -> tuple[int, ...]:
     """The layers at which parts of a network with so many bytes of weights end; behind the last of them comes the rest.
 
-    No head has more than half of the layers. With one layer the only part ends at its attention. `attending`: the layers that have some, in
-    order; None: all. A part ends at one of these.
+    No head has more than half of the layers. With one layer the only part ends at its attention. `attending`: the layers with attention, in
+    order; None: all. Each part ends at one of them: the last one in time, or where all come later, the first.
     """
     most = num_layers // 2
     layers = _PART_BYTES * num_layers / max(1, num_bytes)

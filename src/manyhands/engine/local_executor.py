@@ -457,6 +457,7 @@ class LocalExecutor:
                 room.copy(self.states, states.taken)
             replay.logits(self.adapter, keep, self._finder(found), room)
             if self.states is not None and states is not None and room is not None:
+                self.passes.drop_begun()
                 self.states.copy(room, states.left)
         except torch.OutOfMemoryError:  # not kept as the cause: its frames hold blocks
             has_room = False

@@ -185,6 +185,12 @@ class Passes:
     def forget(self) -> None:
         """Drop all recordings; launch by launch there are none."""
 
+    def drop_begun(self) -> None:
+        """Take up no pass that was begun for a guess: states are about to be left in slots by something else than a pass.
+
+        The slots in which such a pass leaves its states are no text's yet, so they may be among these. Launch by launch none is begun.
+        """
+
     def settle(self) -> None:
         """Wait for recordings under way, in front of sums over ranks that are not recorded."""
 

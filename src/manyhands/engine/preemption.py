@@ -188,7 +188,7 @@ class Preemption:
             elif is_quiet:
                 run.fail_step(_stays_out(need, self.pool), self.pool)
             else:
-                return
+                break
         self.promote()
 
     def _is_certain(self, bound: int) -> bool:

@@ -12,7 +12,7 @@ States lie in slots. A pass reads the state of each row from one slot and leaves
                         slot 3 stays as it was, so a pass that fails has changed nothing
 
 Slot 0 is the empty text and is never written. A fork is a source that is named twice; no copy is made. Which slot
-is whose is decided in `cache/states.py`. One slot more, behind those, takes what padding leaves, and is never read.
+is whose is decided in `cache/states.py`. One more slot, behind the numbered ones, takes what padding leaves, and is never read.
 
 Hugging Face's layers take and give their states through a cache object, and treat what they are given as one text.
 Here each layer's `forward` is called once for all rows of a wave that are fed equally many tokens (`take_over`), with
