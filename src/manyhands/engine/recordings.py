@@ -119,9 +119,8 @@ class Recordings:
         tiling = self.backend.tiling
         is_over_ranks = self.others is not ALONE
         most = capacities.most_ahead(self.layer_bytes, most_tokens, is_over_ranks=is_over_ranks)
-        if (
-            self.states is not None
-        ):  # of rows that are fed one token each, and each has a state of its own
+        # Rows that are fed one token each have a state each.
+        if self.states is not None:
             most = min(most, capacities.MOST_ALONE, self.states.num_slots)
         wide = {
             (tokens, kind): capacities.wide_capacity(tokens, tiling, kind)
