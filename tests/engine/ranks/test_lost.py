@@ -38,9 +38,15 @@ from manyhands.errors import (
 )
 from manyhands.model.settings import ModelSettings
 from tests.engine.small import counting, small_engine
+from tests.waiting import soon
 
 LOST = RanksFailed("rank 1 of 2 has ended; all ranks of the model were ended")
 _made: list[World] = []
+
+
+def are_over(before: set[threading.Thread]) -> bool:
+    """Whether the threads that were not there before end. One that is just being started cannot be joined yet."""
+    return soon(lambda: set(threading.enumerate()) <= before, 30)
 
 
 @pytest.fixture(autouse=True)
@@ -53,9 +59,7 @@ def _no_thread_is_left() -> Iterator[None]:
             world.end()
     _made.clear()
     gc.collect()  # worlds that could not begin, and their pipes
-    for thread in set(threading.enumerate()) - before:
-        thread.join(30)
-        assert not thread.is_alive(), thread.name
+    assert are_over(before)
 
 
 def test_lost_ranks_are_no_runs_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,9 +345,7 @@ def late_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Even
     monkeypatch.setattr(group_of_ranks, "leave_group", lambda: story.append("left"))
     yield comes, story
     comes.set()
-    for thread in set(threading.enumerate()) - before:
-        thread.join(10)
-        assert not thread.is_alive()
+    assert are_over(before)
 
 
 def test_a_group_that_comes_when_another_rank_is_gone_is_left(
