@@ -1,7 +1,7 @@
 """One token of each row through a linear layer, in few launches: the layers of Qwen3-Next and Qwen3.5.
 
 Where rows write, each is fed one token, and such a layer reads and writes a matrix for each head to compute next to nothing with it.
-Hugging Face's own forward makes some sixty launches of that, and every one of them reads all matrices of all rows, or writes them. Here it is
+Hugging Face's own forward makes some sixty launches of that, nine of which go over all matrices of all rows (by reading it). Here it is
 the layer's own projections and two kernels between them (`kernels/delta.py`), which find states in their slots.
 
 Hugging Face's forward is the twin: it runs on a CPU, for prompts, and wherever a layer is not what is expected here (`DeltaStep.of`).
@@ -20,6 +20,9 @@ from torch import Tensor, nn
 from manyhands.model import kernels
 
 _SILU = ("silu", "swish")
+# How layers are named that make their products: of Qwen3-Next, with heads of all kinds in turns, and of Qwen3.5.
+_IN_TURNS = "in_proj_qkvz", "in_proj_ba", "fix_query_key_value_ordering"
+_APART = "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"
 _MOST = 256  # dims of a key or a value: a state is in the registers of one program
 
 
@@ -53,10 +56,12 @@ class DeltaStep:
             has_parts = all(
                 isinstance(each, Tensor) for each in (layer.A_log, layer.dt_bias, norm.weight)
             )
-            _projections(layer)
         except AttributeError:
             return None
-        is_whole = are_plain and is_known and fits and has_parts
+        has_products = any(
+            all(hasattr(layer, name) for name in kind) for kind in (_IN_TURNS, _APART)
+        )
+        is_whole = are_plain and is_known and fits and has_parts and has_products
         return cls(layer) if is_whole and isinstance(norm.variance_epsilon, float) else None
 
     def serves(self, hidden: Tensor) -> bool:
@@ -76,7 +81,7 @@ class DeltaStep:
         from manyhands.model.kernels import delta
 
         module = self._module
-        made = _projections(module)(hidden)
+        made = _projected(module, hidden)
         qkv = delta.convolve(made.qkv, module.conv1d.weight.squeeze(1), inputs, sources, targets)
         told = delta.step(
             qkv,
@@ -96,25 +101,13 @@ class DeltaStep:
         return out
 
 
-def _projections(module: Any) -> Any:
-    """How this layer makes `_Projected` of its input [T, D]. Raises AttributeError for another kind of layer."""
-    if hasattr(module, "in_proj_qkvz"):  # Qwen3-Next: heads of all kinds in turns
-        whole, small, order = (
-            module.in_proj_qkvz,
-            module.in_proj_ba,
-            module.fix_query_key_value_ordering,
-        )
-
-        def in_turns(hidden: Tensor) -> _Projected:
-            q, k, v, gate, b, a = order(whole(hidden)[None], small(hidden)[None])
-            qkv = torch.cat([each[0].flatten(1) for each in (q, k, v)], dim=-1)
-            return _Projected(qkv, gate[0], b[0], a[0])
-
-        return in_turns
-    qkv, gate, b, a = module.in_proj_qkv, module.in_proj_z, module.in_proj_b, module.in_proj_a
-
-    def apart(hidden: Tensor) -> _Projected:
-        of_heads = (len(hidden), module.num_v_heads, module.head_v_dim)
-        return _Projected(qkv(hidden), gate(hidden).reshape(of_heads), b(hidden), a(hidden))
-
-    return apart
+def _projected(module: Any, hidden: Tensor) -> _Projected:
+    """The products of a layer for `hidden` [T, D], by the modules that it has now: they may have been exchanged."""
+    if hasattr(module, _IN_TURNS[0]):
+        whole, small = module.in_proj_qkvz(hidden), module.in_proj_ba(hidden)
+        q, k, v, gate, b, a = module.fix_query_key_value_ordering(whole[None], small[None])
+        qkv = torch.cat([each[0].flatten(1) for each in (q, k, v)], dim=-1)
+        return _Projected(qkv, gate[0], b[0], a[0])
+    gate = module.in_proj_z(hidden).reshape(-1, module.num_v_heads, module.head_v_dim)
+    qkv, b, a = (each(hidden) for each in (module.in_proj_qkv, module.in_proj_b, module.in_proj_a))
+    return _Projected(qkv, gate, b, a)

@@ -183,7 +183,7 @@ def forms_of(memory: Memory, sheet_tokens: int) -> dict[str, Form]:
 
 
 def model_digest(adapter: ModelAdapter, forms: dict[str, Form]) -> str:
-    """32 hex digits that stand for all that keys depend on besides the tokens. Reads all weights, where nobody has before.
+    """32 hex digits that stand for all that keys depend on besides the tokens. Reads all weights, the first time.
 
     That is the weights as they were loaded, rounded or not; the configuration; how each layer rotates; the
     numbers in which keys and values are stored, and the axes of keys in eight bits.

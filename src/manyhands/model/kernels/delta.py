@@ -4,7 +4,7 @@
     step        the rule itself, and the norm with its gate behind it
 
 Both read a row's state from one slot and leave the new one in another (`model/recurrent.py`), so a state is read once and written once.
-Launch by launch of torch it is copied out of its slot, read and written by each operation, and copied back: eight times over.
+Launch by launch of torch nine go over it: it is copied out of its slot, changed and summed up by one after the other, and copied back.
 
 A program of `step` has one head of one row, with the whole matrix in registers. Numbers are rounded where the modelling code rounds
 them: behind the convolution, behind the rule and in the midst of the norm.
