@@ -242,8 +242,14 @@ class Watch:
         self.are_given = False  # routers give these, whatever they say
         self.seen = torch.zeros(num_layers, num_experts, device=device)
         self.read, self.passes = torch.zeros(2, num_layers, device=device)
-        for layer, router in enumerate(routers):
-            router.register_forward_hook(self._of(layer))
+        self._hooks = [
+            router.register_forward_hook(self._of(layer)) for layer, router in enumerate(routers)
+        ]
+
+    def end(self) -> None:
+        """Note nothing any more."""
+        for hook in self._hooks:
+            hook.remove()
 
     def forget(self) -> None:
         """Count from here on."""

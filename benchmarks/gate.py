@@ -23,6 +23,7 @@ from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.passes import Passes
+from manyhands.model.settings import ModelSettings
 
 # Worst element of the op, over the largest true one. Two bytes keep 8 (bfloat16) or 11 bits: outputs
 # are rounded once, softmax weights once before they meet the values.
@@ -83,11 +84,16 @@ def check_against(out: Tensor, want: Tensor) -> Checked:
 def plain(engine: Engine) -> Engine:
     """An engine over the same network and memory that attends in plain torch."""
     ours = executor_of(engine)
-    other = Engine(ours.adapter, backend="torch", memory_tokens=engine.pool.page_size)
+    few = ModelSettings(
+        backend="torch",
+        memory_tokens=engine.pool.page_size,
+        states=None if ours.states is None else 2,
+    )
+    other = Engine(ours.adapter, settings=few)
     other.pool, other.planner = engine.pool, engine.planner
     theirs = executor_of(other)
-    theirs.memory = ours.memory
-    theirs.passes = Passes(ours.adapter, ours.memory, theirs.backend)
+    theirs.memory, theirs.states = ours.memory, ours.states
+    theirs.passes = Passes(ours.adapter, ours.memory, theirs.backend, states=ours.states)
     return other
 
 

@@ -148,7 +148,9 @@ def unrecorded(engine: Engine) -> Iterator[None]:
     """Passes are made launch by launch meanwhile."""
     executor = executor_of(engine)
     recorded = executor.passes
-    executor.passes = Passes(executor.adapter, executor.memory, executor.backend)
+    executor.passes = Passes(
+        executor.adapter, executor.memory, executor.backend, states=executor.states
+    )
     try:
         yield
     finally:

@@ -33,10 +33,22 @@ class Shape:
         """Layers of the network."""
         return int(self.config["num_hidden_layers"])
 
+    @property
+    def layer_types(self) -> list[str]:
+        """What each layer is, by the names of transformers; every fourth layer of a hybrid is full."""
+        if (types := self.config.get("layer_types")) is not None:
+            return list(types)
+        every = self.config.get("full_attention_interval", 1)
+        return [
+            "linear_attention" if (layer + 1) % every else "full_attention"
+            for layer in range(self.num_layers)
+        ]
+
     def token_bytes(self, itemsize: int, ranks: int = 1) -> int:
-        """Bytes of keys and values of one token, over all layers; the part that each rank has."""
+        """Bytes of keys and values of one token, over all layers that have any; the part that each rank has."""
         heads = max(1, int(self.config["num_key_value_heads"]) // ranks)
-        return 2 * self.num_layers * heads * self.head_dim * itemsize
+        storing = sum(each != "linear_attention" for each in self.layer_types)
+        return 2 * storing * heads * self.head_dim * itemsize
 
     @property
     def num_experts(self) -> int:
@@ -70,19 +82,37 @@ class Shape:
         hidden, inner = config["hidden_size"], config["intermediate_size"] // ranks
         heads = config["num_attention_heads"] // ranks
         kv_heads = max(1, config["num_key_value_heads"] // ranks)
+        queries = heads * (2 if self.is_hybrid else 1)  # a hybrid's come with a gate each
         attention = [
-            (hidden, (heads + 2 * kv_heads) * self.head_dim),
+            (hidden, (queries + 2 * kv_heads) * self.head_dim),
             (heads * self.head_dim, hidden),
         ]
         mlp = [(hidden, 2 * inner), (inner, hidden)]
-        shared = config.get("n_shared_experts", 0) * config.get("moe_intermediate_size", 0) // ranks
+        shared = config.get("n_shared_experts", 0) * config.get("moe_intermediate_size", 0)
+        shared = (shared or config.get("shared_expert_intermediate_size", 0)) // ranks
         beside = [(hidden, 2 * shared), (shared, hidden)] if shared else []
         routed = [(hidden, self.num_experts), *beside]
         first = self.num_layers - self.num_stacks
         layers = [
-            attention + (mlp if layer < first else routed) for layer in range(self.num_layers)
+            (self._linear_attention(ranks) if kind == "linear_attention" else attention)
+            + (mlp if layer < first else routed)
+            for layer, kind in enumerate(self.layer_types)
         ]
         return [*itertools.chain.from_iterable(layers), (hidden, config["vocab_size"] // ranks)]
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether some of its layers keep a state."""
+        return "linear_attention" in self.layer_types
+
+    def _linear_attention(self, ranks: int) -> list[tuple[int, int]]:
+        """Both products of a layer that keeps a state: query, key, value, gate, a and b in one."""
+        config = self.config
+        heads = config["linear_num_value_heads"] // ranks
+        values = heads * config["linear_value_head_dim"]
+        keys = config["linear_num_key_heads"] // ranks * config["linear_key_head_dim"]
+        hidden = config["hidden_size"]
+        return [(hidden, 2 * keys + 2 * values + 2 * heads), (values, hidden)]
 
     def write(self, folder: Path) -> Path:
         """The configuration as a model folder, to be loaded with dummy weights."""
@@ -127,6 +157,29 @@ def _gpt_oss(title: str, **other: Any) -> Shape:
         **other,
     }
     return _shape(title, "gpt_oss", "GptOssForCausalLM", **config)
+
+
+def _hybrid(title: str, **other: Any) -> Shape:
+    """The language model of Qwen3.5-9B, but for `other`."""
+    config = {
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 32,
+        "full_attention_interval": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": 248320,
+        "max_position_embeddings": 40960,
+        **other,
+    }
+    return _shape(title, "qwen3_5_text", "Qwen3_5ForCausalLM", **config)
 
 
 SHAPES: dict[str, Shape] = {
@@ -226,6 +279,15 @@ SHAPES: dict[str, Shape] = {
         max_position_embeddings=40960,
     ),
     "gpt-oss-20b": _gpt_oss("gpt-oss-20b"),
+    "qwen3.5-9b": _hybrid("Qwen3.5-9B"),
+    "qwen3.5-27b": _hybrid(
+        "Qwen3.5-27B",
+        hidden_size=5120,
+        intermediate_size=17408,
+        num_hidden_layers=64,
+        num_attention_heads=24,
+        linear_num_value_heads=48,
+    ),
 }
 _MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
 SHAPES |= {
@@ -237,7 +299,34 @@ SHAPES |= {
         layer_types=["sliding_attention", "full_attention"] * 18,
         **_MXFP4,
     ),
-    # One card has no room for more layers in 16 bits.
+    # One card has no room for more layers in 16 bits, of this network and the next.
+    "qwen3-next-80b-12": _shape(
+        "Qwen3-Next-80B-A3B, 12 of 48 layers",
+        "qwen3_next",
+        "Qwen3NextForCausalLM",
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=12,
+        full_attention_interval=4,
+        num_attention_heads=16,
+        num_key_value_heads=2,
+        head_dim=256,
+        linear_num_key_heads=16,
+        linear_num_value_heads=32,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        linear_conv_kernel_dim=4,
+        num_experts=512,
+        num_experts_per_tok=10,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        norm_topk_prob=True,
+        rms_norm_eps=1e-6,
+        vocab_size=151936,
+        max_position_embeddings=40960,
+    ),
     "glm-4.5-air-12": _shape(
         "GLM-4.5-Air, 12 of 46 layers",
         "glm4_moe",
@@ -314,10 +403,40 @@ _TINY_SHARED = {
     "first_k_dense_replace": 1,
 }
 TINY_SHARED = Shape("tiny, with experts and a shared one", {**TINY.config, **_TINY_SHARED})
+_TINY_STATES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "full_attention_interval": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "vocab_size": 64,
+    "max_position_embeddings": 1024,
+}
+TINY_STATES = _hybrid("tiny, with states", **_TINY_STATES)
+_TINY_BOTH = {
+    "model_type": "qwen3_next",
+    "architectures": ["Qwen3NextForCausalLM"],
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+TINY_BOTH = Shape("tiny, with states and experts", {**TINY_STATES.config, **_TINY_BOTH})
 
 
 def tiny_of(shape: Shape) -> Shape:
-    """A tiny network whose experts are of the kind of this one's."""
+    """A tiny network with experts or states of the kind of this one's."""
+    if shape.is_hybrid:
+        return TINY_BOTH if shape.num_experts else TINY_STATES
     if shape.is_mxfp4:
         return TINY_MXFP4
     return TINY_SHARED if shape.config.get("n_shared_experts") else TINY_EXPERTS
