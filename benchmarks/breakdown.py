@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.engine_parts import executor_of
+from benchmarks.engine_parts import executor_of, recordings_of
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.recorder import Recording
@@ -147,7 +147,8 @@ def _stopwatch(engine: Engine) -> Iterator[dict[str, list[float]]]:
 def _device_clock(engine: Engine) -> Iterator[list[tuple[torch.cuda.Event, torch.cuda.Event]]]:
     """Events in front of and behind every replay of a recorded pass, while the clock is there."""
     events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-    graphs = list(getattr(executor_of(engine).passes, "recordings", ()))
+    recordings = recordings_of(engine)
+    graphs = [] if recordings is None else recordings.numbered
     usual = [graph.recording for graph in graphs]
 
     def clocked(recording: Recording) -> Recording:

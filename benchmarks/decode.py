@@ -20,13 +20,13 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from benchmarks.breakdown import breakdown
-from benchmarks.engine_parts import executor_of
+from benchmarks.engine_parts import executor_of, recordings_of
 from benchmarks.gate import Checked, check_op, check_step
 from benchmarks.peers import Probe, probe, run_peers
 from benchmarks.results import Clock, Results, parser
@@ -48,9 +48,6 @@ from manyhands.evaluation.bench import (
     views_of,
 )
 from manyhands.model.quantised.linear import Quantised
-
-if TYPE_CHECKING:
-    from manyhands.engine.recordings import Recordings
 
 LENGTHS, WORKERS, DESK = (1024, 2048, 4096, 8192, 16384), (1, 2, 4, 8, 16), 128
 LOOKED_INTO = (1, 2, 4, 16)  # team sizes whose passes are taken apart
@@ -230,23 +227,13 @@ def how(engine: Engine) -> dict[str, Any]:
 
 def num_graphs(engine: Engine) -> int:
     """Recorded so far."""
-    recordings = _recordings(engine)
+    recordings = recordings_of(engine)
     return 0 if recordings is None else recordings.num_graphs
-
-
-def _recordings(engine: Engine) -> Recordings | None:
-    """The recordings of its passes; None where these are launched."""
-    if engine.facts.backend != "triton":
-        return None
-    from manyhands.engine.graphs import GraphedPasses  # needs Triton, which is not everywhere
-
-    passes = executor_of(engine).passes
-    return passes.recordings if isinstance(passes, GraphedPasses) else None
 
 
 def recording(engine: Engine) -> dict[str, Any]:
     """The cost of recording graphs, and the reason where none was recorded."""
-    recordings = _recordings(engine)
+    recordings = recordings_of(engine)
     return {
         "num_graphs": num_graphs(engine),
         "seconds_recording": 0.0 if recordings is None else round(recordings.seconds, 2),

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from manyhands.engine.engine import Engine
 from manyhands.engine.local_executor import LocalExecutor
 from manyhands.engine.ranks.executor import RankedExecutor
 from manyhands.engine.ranks.world import World
 from manyhands.model.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from manyhands.engine.recordings import Recordings
 
 
 def executor_of(engine: Engine) -> LocalExecutor:
@@ -23,6 +27,16 @@ def engine_on(world: World | None, settings: ModelSettings) -> Engine:
     if world is None:
         return Engine.load(settings)
     return Engine(*RankedExecutor.on(world, settings), settings)
+
+
+def recordings_of(engine: Engine) -> Recordings | None:
+    """The recordings of its passes; None where these are launched."""
+    if engine.facts.backend != "triton":
+        return None
+    from manyhands.engine.graphs import GraphedPasses  # needs Triton, which is not everywhere
+
+    passes = executor_of(engine).passes
+    return passes.recordings if isinstance(passes, GraphedPasses) else None
 
 
 @contextmanager

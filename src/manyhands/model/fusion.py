@@ -50,9 +50,10 @@ from manyhands.model.layers import (
     norm_form,
 )
 from manyhands.model.parallel.layers import Summed
-from manyhands.model.products import fuse_mlps, join_qkv, shared_weights
+from manyhands.model.products import fuse_mlps, join_projections, join_qkv, shared_weights
 from manyhands.model.quantised.w4a16 import Int4Linear
 from manyhands.model.quiet import quiet
+from manyhands.model.recurrent import StateCall
 from manyhands.model.ropes import attention_factors, rotary_module
 from manyhands.model.saving import refuse_to_save
 from manyhands.model.seeded import seeded
@@ -61,6 +62,7 @@ from manyhands.model.settings import Fuse
 from manyhands.model.skinny import SkinnyLinear, fuse_linears
 
 _OUTPUT = "o_proj"  # of attention
+_MIXERS = "self_attn", "linear_attn"
 _ROTATE = "apply_rotary_pos_emb"  # the name of the rotation in every family
 _RENAMING = "transformers.utils.deprecation"
 # Of the twin's logits, in units of their spread: two float32 evaluations differ by 1e-6 to 1e-5.
@@ -140,8 +142,6 @@ def fuse_modules(adapter: ModelAdapter, fuse: str = "auto") -> FuseReport:
         return FuseReport(left=("not wanted",))
     if fuse == "auto" and adapter.device.type not in ("cuda", "cpu"):
         return FuseReport(left=(f"on the device {adapter.device} they save nothing",))
-    if adapter.keeps_states:
-        return FuseReport(left=("networks whose layers keep states are left as they are",))
     if is_fused(adapter.model):
         return FuseReport(left=("the network was fused before",))
     hands_over = _can_wait(adapter) and _hands_over(adapter)
@@ -198,14 +198,20 @@ def _architecture(adapter: ModelAdapter) -> Hashable:
 def _try_twin(adapter: ModelAdapter) -> bool:
     try:
         with quiet(), seeded(0), torch.no_grad():
-            model = tiny_network(adapter.config)
-            twin = ModelAdapter(model, family=adapter.family)
-            tokens, attend = tiny_tokens(), exact_attention(twin.ropes)
-            expected = twin.forward(tokens, None, attend)
+            twin = ModelAdapter(tiny_network(adapter.config), family=adapter.family)
+            logits = _forward_of(twin)
+            expected = logits()
             _replace(twin, sure=True)
-            return deviation(twin.forward(tokens, None, attend), expected) < _TOLERANCE
+            return deviation(logits(), expected) < _TOLERANCE
     except BREAKS:
         return False
+
+
+def _forward_of(twin: ModelAdapter) -> Callable[[], Tensor]:
+    """Gives a twin's logits behind a few random tokens, the same at every call: each begins the text anew."""
+    tokens, attend = tiny_tokens(), exact_attention(twin.ropes)
+    states = StateCall.of_one_text(twin.model, len(tokens)) if twin.keeps_states else None
+    return lambda: twin.forward(tokens, None, attend, states)
 
 
 def _can_wait(adapter: ModelAdapter) -> bool:
@@ -235,8 +241,7 @@ def _hands_over(adapter: ModelAdapter) -> bool:
                 layer.self_attn.register_forward_hook(
                     lambda *call: seen.append(call[-1][0] is given[-1])
                 )
-            twin = ModelAdapter(model, family=adapter.family)
-            twin.forward(tiny_tokens(), None, exact_attention(twin.ropes))
+            _forward_of(ModelAdapter(model, family=adapter.family))()
     except BREAKS:
         return False
     return bool(seen) and all(seen)
@@ -265,6 +270,7 @@ def _replace(adapter: ModelAdapter, *, sure: bool, hands_over: bool = False) -> 
     # Norms of heads come behind the network's own rotation then, and would take its factor out again.
     puts_off_norms = sure and (rotation or not has_factors)
     products = sum(join_qkv(layer, shared, puts_off_norms=puts_off_norms) for layer in layers)
+    products += sum(join_projections(layer, shared) for layer in layers)
     gates = joins = 0
     left = []
     if sure:
@@ -317,22 +323,21 @@ def _join_sums(layers: list[Any], base: Any, *, hands_over: bool) -> int:
     for index, (layer, mine) in enumerate(zip(layers, roles, strict=True)):
         if mine is None:
             continue
-        for norm, block in ((mine[0], layer.self_attn), (mine[2], layer.mlp)):
+        mixer = _mixer_of(layer)
+        for norm, block in ((mine[0], mixer), (mine[2], layer.mlp)):
             if norm is not None:
                 norm.is_early = any(isinstance(each, Int4Linear) for each in block.modules())
         theirs = roles[index + 1] if index + 1 < len(layers) else (last,)
         following = theirs[0] if theirs else None
         following = following if isinstance(following, Norm) else None
         summed = (
-            _sum_in(layer.self_attn)[1] if hands_over else None,
+            _sum_in(mixer)[1] if hands_over else None,
             _sum_in(layer.mlp)[1] if isinstance(layer.mlp, GatedMLP) else None,
         )
         for each in summed:
             if each is not None:
                 each.is_put_off = True
-        layer.forward = functools.partial(
-            _layer, layer.self_attn, layer.mlp, mine, following, summed
-        )
+        layer.forward = functools.partial(_layer, mixer, layer.mlp, mine, following, summed)
         count += 2
     return count
 
@@ -345,17 +350,23 @@ def _roles(layer: Any) -> tuple[Norm | None, ...] | None:
     if [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]:
         return None
     children = dict(layer.named_children())
-    blocks = {"self_attn", "mlp"}
+    blocks = {"mlp", *(name for name in _MIXERS if name in children)}
     norms = {name for name, child in children.items() if isinstance(child, Norm)}
     idle = {name for name, child in children.items() if isinstance(child, nn.Dropout)}
     names = _LAYERS.get(frozenset(norms))
-    if names is None or set(children) != norms | idle | blocks:
+    if names is None or len(blocks) != 2 or set(children) != norms | idle | blocks:
         return None
     return tuple(children[name] if name else None for name in names)
 
 
+def _mixer_of(layer: Any) -> nn.Module:
+    """The block of a layer in which tokens meet: its attention, or what keeps a state in its place."""
+    found: nn.Module = next(getattr(layer, name) for name in _MIXERS if hasattr(layer, name))
+    return found
+
+
 def _layer(
-    attention: nn.Module,
+    mixer: nn.Module,
     mlp: nn.Module,
     roles: tuple[Norm | None, ...],
     following: Norm | None,
@@ -370,7 +381,10 @@ def _layer(
     first, second = (join if each is None else each.join for each in summed)
     before_attention, after_attention, before_mlp, after_mlp = roles
     x = hidden_states if before_attention is None else before_attention(hidden_states)
-    out = attention(hidden_states=x, **options)[0]
+    out = mixer(hidden_states=x, **options)
+    out = (
+        out[0] if isinstance(out, tuple) else out
+    )  # a layer that keeps a state has no weights to tell
     total, x = first(hidden_states, out, after_attention, before_mlp)
     out = mlp(x)
     out = out[0] if isinstance(out, tuple) else out  # a router's scores come second
@@ -386,7 +400,7 @@ def _let_sums_add_parts(model: Any, *, hands_over: bool) -> None:
         if not _is_joined(layer):
             continue
         outputs: list[Any] = [layer.mlp.down_proj] if isinstance(layer.mlp, GatedMLP) else []
-        outputs += [getattr(layer.self_attn, _OUTPUT, None)] if hands_over else []
+        outputs += [getattr(_mixer_of(layer), _OUTPUT, None)] if hands_over else []
         for output in outputs:
             if isinstance(output, SkinnyLinear):
                 output.gives_parts = True
@@ -408,9 +422,7 @@ def _experts_hand_over(adapter: ModelAdapter) -> bool:
     try:
         with quiet(), seeded(0), torch.no_grad():
             model = tiny_network(adapter.config)
-            twin = ModelAdapter(model, family=adapter.family)
-            attend = exact_attention(twin.ropes)
-            return hand_over(model, lambda: twin.forward(tiny_tokens(), None, attend))
+            return hand_over(model, _forward_of(ModelAdapter(model, family=adapter.family)))
     except BREAKS:
         return False
 
@@ -431,11 +443,12 @@ def _bypass_rotation(adapter: ModelAdapter, layers: list[Any]) -> bool:
     for factor, rope, shape in zip(factors, adapter.ropes, adapter.layers, strict=True):
         if factor != 1.0 and rope is not None and rope.rotary_dim != shape.head_dim:
             return False
-    attentions = [getattr(layer, "self_attn", None) for layer in layers]
+    rotating = [layer for layer in layers if not hasattr(layer, "linear_attn")]
+    attentions = [getattr(layer, "self_attn", None) for layer in rotating]
     forwards = [_without_rotation(getattr(type(own), "forward", None)) for own in attentions]
     if None in forwards or len(layers) != adapter.num_layers:
         return False
-    for layer, forward in zip(layers, forwards, strict=True):
+    for layer, forward in zip(rotating, forwards, strict=True):
         layer.self_attn.forward = types.MethodType(forward, layer.self_attn)  # type: ignore[arg-type]  # not None
     rotary = rotary_module(adapter.model)
     for holder, name in _places(adapter.model, rotary):

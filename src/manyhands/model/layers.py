@@ -12,6 +12,7 @@ operations one by one. `fusion` decides what is replaced by what.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -226,6 +227,8 @@ def norm_form(norm: nn.Module) -> tuple[float, Form] | None:
     if "RMSNorm" not in type(norm).__name__ or own != ["weight"] or not isinstance(eps, float):
         return None
     kind: Any = type(norm)
+    if len(inspect.signature(kind.forward).parameters) != 2:
+        return None  # it is given a gate besides, as behind a layer that keeps a state
     form = _form_of_class(kind, eps)
     return None if form is None else (eps, form)
 

@@ -1,4 +1,4 @@
-"""Linear layers with one input, made one: q, k and v of an attention, gate and up of an MLP.
+"""Linear layers with one input, made one: q, k and v of an attention, what a layer that keeps a state makes of its input, gate and up of an MLP.
 
 A decode step waits for bytes, and one product of three weights side by side reads them with one
 launch instead of three. The joined weight takes the place of its parts, layer by layer, so that never
@@ -15,6 +15,9 @@ from torch import nn
 
 from manyhands.model.layers import GatedMLP, HeadNorms, Norm, Part, Products, activation_name
 from manyhands.model.quantised.linear import Quantised
+
+# How layers that keep a state name what makes their products: of Qwen3.5, and of Qwen3-Next, with heads of all kinds in turns.
+PROJECTIONS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), ("in_proj_qkvz", "in_proj_ba")
 
 
 def shared_weights(model: nn.Module) -> set[int]:
@@ -64,6 +67,20 @@ def join_qkv(layer: Any, shared: set[int], *, puts_off_norms: bool) -> int:
         attention.head_norms = _head_norms(attention)
     for index, name in enumerate(names):
         setattr(attention, name, Part(attention.qkv_proj, index))
+    return 1
+
+
+def join_projections(layer: Any, shared: set[int]) -> int:
+    """Join the products of a layer that keeps a state: its queries, keys, values, gates and rates are made of one input."""
+    mixer: Any = getattr(layer, "linear_attn", None)
+    names = next((each for each in PROJECTIONS if all(hasattr(mixer, name) for name in each)), ())
+    parts: list[Any] = [getattr(mixer, name) for name in names]
+    one = joined_linear(parts, shared) if parts else None
+    if one is None:
+        return 0
+    mixer.in_proj = Products(one, [part.out_features for part in parts])
+    for index, name in enumerate(names):
+        setattr(mixer, name, Part(mixer.in_proj, index))
     return 1
 
 

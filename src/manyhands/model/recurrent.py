@@ -34,7 +34,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from manyhands.cache.states import RowStates
+from manyhands.cache.states import EMPTY, RowStates
 from manyhands.errors import UnsupportedModel
 from manyhands.model.delta import DeltaStep
 
@@ -135,6 +135,12 @@ class StateCall:
         """Rows that are fed one token each, as they are packed: `sources` and `targets` [T] int64 on the device."""
         at = torch.arange(len(sources), device=sources.device)[:, None]
         return cls(states, (Wave(at, sources, targets),), len(sources))
+
+    @classmethod
+    def of_one_text(cls, model: nn.Module, num_tokens: int) -> StateCall:
+        """A text from its first token on, over states of its own."""
+        rows = RowStates((0, num_tokens), (EMPTY,), (1,))
+        return cls.of(States(model, 1), rows)
 
 
 def state_bytes(model: nn.Module) -> int:
