@@ -19,7 +19,7 @@ pytest.importorskip("triton", reason="Triton exists for Linux alone")
 
 from manyhands.cache.states import EMPTY
 from manyhands.model import recurrent
-from manyhands.model.delta import DeltaStep
+from manyhands.model.delta import DeltaLayer
 from manyhands.model.kernels import delta
 from manyhands.model.recurrent import StateCall, States, linear_layers, take_over
 from tests.covers import spared
@@ -68,7 +68,7 @@ def stepped(
     take_over(model)
     found = []
     for by_kernels in (False, True):
-        monkeypatch.setattr(DeltaStep, "serves", lambda *_, told=by_kernels: told)
+        monkeypatch.setattr(DeltaLayer, "serves", lambda *_, told=by_kernels: told)
         for kept, numbers in zip((store.inputs, store.states), before, strict=True):
             kept.copy_(numbers)
             kept[EMPTY] = 0
@@ -145,9 +145,9 @@ def test_control_every_weight_of_a_layer_shows(
     mistake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = network("qwen3_5_text", torch.float32)
-    right = DeltaStep.__call__
+    right = DeltaLayer.__call__
 
-    def wrong(step: DeltaStep, *given: Tensor) -> Tensor:
+    def wrong(step: DeltaLayer, *given: Tensor) -> Tensor:
         layer = copy.copy(step._module)
         layer._parameters, layer._modules = dict(layer._parameters), dict(layer._modules)
         if mistake == "num_k_heads":
@@ -157,9 +157,9 @@ def test_control_every_weight_of_a_layer_shows(
             layer.norm._parameters = {"weight": nn.Parameter(layer.norm.weight + 0.01)}
         else:
             layer._parameters[mistake] = nn.Parameter(getattr(layer, mistake) + 0.1)
-        return right(DeltaStep(layer), *given)
+        return right(DeltaLayer(layer), *given)
 
-    monkeypatch.setattr(DeltaStep, "__call__", wrong)
+    monkeypatch.setattr(DeltaLayer, "__call__", wrong)
     theirs, ours = stepped(model, 0, monkeypatch)
     assert (ours[0] - theirs[0]).abs().max() > 10 * OFF[torch.float32][0] * theirs[0].abs().max()
 
@@ -209,8 +209,8 @@ def broken(module: Any, how: str) -> Any:
 )
 def test_another_layer_goes_by_its_own_forward(how: str) -> None:
     layers = linear_layers(tiny_model(CONFIGS["qwen3_5_text"]))
-    assert DeltaStep.of(layers[0]) is not None
-    assert DeltaStep.of(broken(layers[0], how)) is None
+    assert DeltaLayer.of(layers[0]) is not None
+    assert DeltaLayer.of(broken(layers[0], how)) is None
 
 
 @pytest.mark.parametrize("length", [1, 2])
@@ -219,9 +219,9 @@ def test_rows_that_are_fed_more_go_by_its_own_forward(
 ) -> None:
     model = network("qwen3_5_text", torch.float32)
     calls: list[int] = []
-    monkeypatch.setattr(DeltaStep, "serves", lambda *_: True)
+    monkeypatch.setattr(DeltaLayer, "serves", lambda *_: True)
     monkeypatch.setattr(
-        DeltaStep, "__call__", lambda step, hidden, *_: calls.append(len(hidden)) or hidden
+        DeltaLayer, "__call__", lambda step, hidden, *_: calls.append(len(hidden)) or hidden
     )
     take_over(model)
     states = States(model, SLOTS)
@@ -238,7 +238,7 @@ def test_kernels_are_for_a_gpu_without_gradients_and_one_dtype(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     layer: Any = linear_layers(network("qwen3_5_text", torch.float32))[0]
-    step = DeltaStep.of(layer)
+    step = DeltaLayer.of(layer)
     assert step is not None
     hidden = torch.zeros(1, 2, 32, device=DEVICE)
     assert step.serves(hidden) is GPU
