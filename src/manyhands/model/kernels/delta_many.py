@@ -49,7 +49,7 @@ from manyhands.model.kernels.delta import Products, log_decay, normed
 from manyhands.model.kernels.skinny import dot_dtype
 from manyhands.model.waves import CHUNK, COLUMNS
 
-_CHANNELS = 64  # of a program of the convolution
+_TOKENS, _CHANNELS = 16, 128  # of a program of the convolution
 _PART = 32  # columns of a state, in a program
 _SCALES = 4
 
@@ -57,7 +57,7 @@ _SCALES = 4
 @triton.jit
 def _convolve_many(
     x, weight, inputs, sources, targets, chunks, out,
-    C, TAPS: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    C, TAPS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     take_over(OVERLAP)
@@ -70,7 +70,7 @@ def _convolve_many(
     before, row, is_last = tl.load(chunk + 2), tl.load(chunk + 3), tl.load(chunk + 4)
     source = inputs + tl.load(sources + row) * C * PAST + at * PAST
     target = inputs + tl.load(targets + row) * C * PAST + at * PAST
-    i = tl.arange(0, CHUNK)
+    i = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
     here = (i < count)[:, None] & has[None, :]
     here_x = x + begin * C + at
     total = tl.load(here_x[None, :] + i[:, None] * C, mask=here, other=0.0).to(tl.float32)
@@ -87,7 +87,7 @@ def _convolve_many(
     total = total.to(DTYPE).to(tl.float32)
     to = out + begin * C + i[:, None] * C + at[None, :]
     tl.store(to, (total * tl.sigmoid(total)).to(DTYPE), mask=here)
-    if is_last != 0:
+    if (is_last != 0) & (tl.program_id(2) == 0):
         for tap in tl.static_range(PAST):
             ahead = tl.zeros_like(at) + (count - PAST + tap)
             is_left = before + ahead >= 0
@@ -98,35 +98,82 @@ def _convolve_many(
 
 
 @triton.jit
+def _parts(x, DOT: tl.constexpr, IN_PARTS: tl.constexpr):
+    """Two numbers of bfloat16 that add up to one of float32, but for its last 8 bits; it alone, twice, where it is multiplied whole."""
+    if IN_PARTS:
+        high = x.to(tl.bfloat16)
+        return high.to(DOT), (x - high.to(tl.float32)).to(tl.bfloat16).to(DOT)
+    else:  # noqa: RET505 - one of both is compiled
+        return x, x
+
+
+@triton.jit
+def _product(exact, parts, total, IN_PARTS: tl.constexpr, PRECISION: tl.constexpr):
+    """`total` with the product of numbers of the network's dtype and numbers of float32, which are given in parts."""
+    if IN_PARTS:
+        return tl.dot(exact, parts[0], tl.dot(exact, parts[1], total))
+    else:  # noqa: RET505 - one of both is compiled
+        return tl.dot(exact.to(tl.float32), parts[0], total, input_precision=PRECISION)
+
+
+@triton.jit
+def _leave(room, at, square, tile, SIZE: tl.constexpr, IN_PARTS: tl.constexpr):
+    """Write a square in parts, one behind the other, or whole."""
+    if IN_PARTS:
+        high, low = _parts(tile, tl.bfloat16, IN_PARTS)
+        tl.store(room + at * 2 * SIZE + square, high)
+        tl.store(room + at * 2 * SIZE + SIZE + square, low)
+    else:
+        tl.store(room + at * SIZE + square, tile)
+
+
+@triton.jit
+def _of_square(
+    room, at, square, parts, total,
+    SIZE: tl.constexpr, DOT: tl.constexpr, IN_PARTS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`total` with the product of a square that was left and numbers that are given in parts."""
+    if IN_PARTS:
+        high = tl.load(room + at * 2 * SIZE + square).to(DOT)
+        low = tl.load(room + at * 2 * SIZE + SIZE + square).to(DOT)
+        total = tl.dot(high, parts[1], tl.dot(low, parts[0], total))
+        return tl.dot(high, parts[0], total)
+    else:  # noqa: RET505 - one of both is compiled
+        whole = tl.load(room + at * SIZE + square)
+        return tl.dot(whole, parts[0], total, input_precision=PRECISION)
+
+
+@triton.jit
 def _delta_solve(
     qkv, a, b, decay, bias, chunks, solved, seen, scales,
     scale, C, H: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, WIDTH_K: tl.constexpr,
     CHUNK: tl.constexpr, LEVELS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
-    DOT: tl.constexpr, OVERLAP: tl.constexpr,
+    DOT: tl.constexpr, IN_PARTS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     take_over(OVERLAP)
     number = tl.program_id(0)
     head = tl.program_id(1)
     DTYPE: tl.constexpr = qkv.dtype.element_ty
     KEYS: tl.constexpr = (H // GROUP) * DK
-    begin, count = tl.load(chunks + number * COLUMNS), tl.load(chunks + number * COLUMNS + 1)
+    begin = tl.load(chunks + number * COLUMNS).to(tl.int64)
+    count = tl.load(chunks + number * COLUMNS + 1)
     i = tl.arange(0, CHUNK)
     of_k = tl.arange(0, WIDTH_K)
     here = i < count
-    token = (begin + i).to(tl.int64)
     mask = here[:, None] & (of_k < DK)[None, :]
-    own = qkv + token[:, None] * C + ((head // GROUP) * DK + of_k)[None, :]
+    own = qkv + begin * C + (head // GROUP) * DK + (i[:, None] * C + of_k[None, :])
     q = tl.load(own, mask=mask, other=0.0)
     k = tl.load(own + KEYS, mask=mask, other=0.0)
     wide_q, wide_k = q.to(tl.float32), k.to(tl.float32)
     of_query = tl.rsqrt(tl.sum(wide_q * wide_q, 1) + 1e-6) * scale
     of_key = tl.rsqrt(tl.sum(wide_k * wide_k, 1) + 1e-6)
-    into = tl.load(a + token * H + head, mask=here, other=0.0).to(tl.float32)
+    small = begin * H + head + i * H
+    into = tl.load(a + small, mask=here, other=0.0).to(tl.float32)
     rate = tl.load(decay + head).to(tl.float32)
     g = log_decay(into, tl.load(bias + head).to(tl.float32), rate)
     # What is below the least number of float32 is nothing in any case, and sums of smaller numbers keep more digits.
     g = tl.where(here, tl.maximum(g, -104.0), 0.0)
-    beta = tl.sigmoid(tl.load(b + token * H + head, mask=here, other=0.0).to(tl.float32))
+    beta = tl.sigmoid(tl.load(b + small, mask=here, other=0.0).to(tl.float32))
     beta = tl.where(here, beta.to(DTYPE).to(tl.float32), 0.0)
     total = tl.cumsum(g, 0)
     last = tl.sum(g, 0)
@@ -138,9 +185,9 @@ def _delta_solve(
     below = tl.dot(k, turned, input_precision=PRECISION) * kept * (beta * of_key)[:, None]
     below = tl.where(i[:, None] > i[None, :], below, 0.0)
     views = tl.dot(q, turned, input_precision=PRECISION) * kept * of_query[:, None]
-    block = (number * H + head).to(tl.int64) * CHUNK
-    to = block * CHUNK + i[:, None] * CHUNK + i[None, :]
-    tl.store(seen + to, views)
+    block = (number * H + head).to(tl.int64)
+    square = i[:, None] * CHUNK + i[None, :]
+    _leave(seen, block, square, views, CHUNK * CHUNK, IN_PARTS)
     # Blocks of two.
     is_same = (i[:, None] >> 1) == (i[None, :] >> 1)
     inverse = tl.where(i[:, None] == i[None, :], 1.0, 0.0) - tl.where(is_same, below, 0.0)
@@ -150,9 +197,9 @@ def _delta_solve(
         between = tl.where(is_same & is_apart, below, 0.0)
         between = tl.dot(between, inverse, input_precision=PRECISION)
         inverse -= tl.dot(inverse, between, input_precision=PRECISION)
-    tl.store(solved + to, inverse * beta[None, :])
+    _leave(solved, block, square, inverse * beta[None, :], CHUNK * CHUNK, IN_PARTS)
     forward = tl.exp(total)
-    to = scales + block * 4 + i
+    to = scales + block * 4 * CHUNK + i
     tl.store(to, forward * of_key)
     tl.store(to + CHUNK, forward * of_query)
     tl.store(to + 2 * CHUNK, tl.exp(last - total) * of_key)
@@ -164,7 +211,7 @@ def _delta_scan(
     qkv, solved, seen, scales, pieces, states, sources, targets, out,
     C, H: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     WIDTH_K: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+    PRECISION: tl.constexpr, IN_PARTS: tl.constexpr, DOT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     take_over(OVERLAP)
     head = tl.program_id(1)
@@ -183,28 +230,35 @@ def _delta_scan(
     at = head * DK * DV + of_k[:, None] * DV + of_v[None, :]
     mask = has_k[:, None] & has_v[None, :]
     state = tl.load(states + source * H * DK * DV + at, mask=mask, other=0.0)
+    SIZE: tl.constexpr = CHUNK * CHUNK
+    square = i[:, None] * CHUNK + i[None, :]
     for first in range(0, count, CHUNK):
         here = first + i < count
-        token = begin + first + i
-        own = qkv + token[:, None] * C + ((head // GROUP) * DK + of_k)[None, :]
+        own = qkv + (begin + first) * C + (head // GROUP) * DK
+        own += i[:, None] * C + of_k[None, :]
         of_keys = here[:, None] & has_k[None, :]
         of_values = here[:, None] & has_v[None, :]
-        k = tl.load(own + KEYS, mask=of_keys, other=0.0).to(tl.float32)
-        q = tl.load(own, mask=of_keys, other=0.0).to(tl.float32)
-        v = qkv + token[:, None] * C + (2 * KEYS + head * DV + of_v)[None, :]
+        k = tl.load(own + KEYS, mask=of_keys, other=0.0).to(DOT)
+        q = tl.load(own, mask=of_keys, other=0.0).to(DOT)
+        v = qkv + (begin + first) * C + 2 * KEYS + head * DV
+        v += i[:, None] * C + of_v[None, :]
         v = tl.load(v, mask=of_values, other=0.0).to(tl.float32)
-        block = (chunk * H + head).to(tl.int64) * CHUNK
-        square = block * CHUNK + i[:, None] * CHUNK + i[None, :]
-        of_chunk = scales + block * 4 + i
-        known = tl.dot(k, state, input_precision=PRECISION) * tl.load(of_chunk)[:, None]
-        new = tl.dot(tl.load(solved + square), v - known, input_precision=PRECISION)
-        told = tl.dot(q, state, input_precision=PRECISION) * tl.load(of_chunk + CHUNK)[:, None]
-        told = tl.dot(tl.load(seen + square), new, told, input_precision=PRECISION)
-        to = out + (token * H + head)[:, None] * DV + of_v[None, :]
+        block = (chunk * H + head).to(tl.int64)
+        of_chunk = scales + block * 4 * CHUNK + i
+        nothing = tl.zeros((CHUNK, PART), tl.float32)
+        parts = _parts(state, DOT, IN_PARTS)
+        known = _product(k, parts, nothing, IN_PARTS, PRECISION) * tl.load(of_chunk)[:, None]
+        told = _product(q, parts, nothing, IN_PARTS, PRECISION)
+        told *= tl.load(of_chunk + CHUNK)[:, None]
+        parts = _parts(v - known, DOT, IN_PARTS)
+        new = _of_square(solved, block, square, parts, nothing, SIZE, DOT, IN_PARTS, PRECISION)
+        parts = _parts(new, DOT, IN_PARTS)
+        told = _of_square(seen, block, square, parts, told, SIZE, DOT, IN_PARTS, PRECISION)
+        to = out + ((begin + first) * H + head) * DV + (i[:, None] * (H * DV) + of_v[None, :])
         tl.store(to, told.to(DTYPE), mask=of_values)
-        new *= tl.load(of_chunk + 2 * CHUNK)[:, None]
-        state *= tl.load(scales + block * 4 + 3 * CHUNK)
-        state = tl.dot(tl.trans(k), new, state, input_precision=PRECISION)
+        parts = _parts(new * tl.load(of_chunk + 2 * CHUNK)[:, None], DOT, IN_PARTS)
+        state *= tl.load(scales + block * 4 * CHUNK + 3 * CHUNK)
+        state = _product(tl.trans(k), parts, state, IN_PARTS, PRECISION)
         chunk += 1
     tl.store(states + target * H * DK * DV + at, state, mask=mask)
 
@@ -247,10 +301,10 @@ def convolve(
     """
     channels = x.shape[1]
     kernel: Any = _convolve_many
-    kernel[(len(chunks), cdiv(channels, _CHANNELS))](
+    kernel[(len(chunks), cdiv(channels, _CHANNELS), CHUNK // _TOKENS)](
         *(x, weight, inputs, sources, targets, chunks, out, channels),
         TAPS=weight.shape[1],
-        CHUNK=CHUNK,
+        TOKENS=_TOKENS,
         COLUMNS=COLUMNS,
         BLOCK=_CHANNELS,
         num_warps=4,
@@ -278,10 +332,15 @@ def rule(
     _, heads, dim_k, dim_v = states.shape
     wide_k, wide_v = max(16, power_of_two(dim_k)), power_of_two(dim_v)
     part = max(16, min(_PART, wide_v))
-    squares = torch.empty(2, count, heads, CHUNK, CHUNK, dtype=torch.float32, device=device)
-    scales = torch.empty(count, heads, _SCALES, CHUNK, dtype=torch.float32, device=device)
+    in_parts = made.qkv.dtype == torch.bfloat16
     is_wide = made.qkv.dtype == torch.float32
     precision = "ieee" if is_wide else "tf32x3"
+    dot = tl.float32 if is_wide else dot_dtype(made.qkv)
+    # Two squares each: of float32, or of two parts.
+    parts = 2 if in_parts else 1
+    kind = torch.bfloat16 if in_parts else torch.float32
+    squares = torch.empty(2, count, heads, parts, CHUNK, CHUNK, dtype=kind, device=device)
+    scales = torch.empty(count, heads, _SCALES, CHUNK, dtype=torch.float32, device=device)
     channels = made.qkv.shape[1]
     of_keys = {"H": heads, "GROUP": heads // made.key_heads, "DK": dim_k, "WIDTH_K": wide_k}
     options = {"CHUNK": CHUNK, **launch_options(device)}
@@ -293,7 +352,8 @@ def rule(
         LEVELS=CHUNK.bit_length() - 1,
         COLUMNS=COLUMNS,
         PRECISION=precision,
-        DOT=tl.float32 if is_wide else dot_dtype(made.qkv),
+        DOT=dot,
+        IN_PARTS=in_parts,
         num_warps=4,
         **options,
     )
@@ -305,6 +365,8 @@ def rule(
         PART=part,
         COLUMNS=COLUMNS,
         PRECISION=precision,
+        DOT=dot,
+        IN_PARTS=in_parts,
         num_warps=4,
         num_stages=1,
         **options,
