@@ -31,7 +31,7 @@ from manyhands.engine.recordings import Recordings
 from manyhands.engine.sampling import Chosen
 from manyhands.errors import ManyhandsError
 from manyhands.model.adapter import ModelAdapter
-from manyhands.model.delta import DeltaStep
+from manyhands.model.delta import DeltaLayer
 from manyhands.model.recurrent import States
 from manyhands.prompts.votes import VotesPrompt
 from manyhands.replay.trace import parse_trace, record
@@ -104,7 +104,7 @@ def test_together_by_recordings_is_as_alone_without(
     alone = [told(make(), hybrid_engine(name)) for make in few_kinds().values()]
     engine = recorded_engine(name)
     passes = passes_of(engine)
-    monkeypatch.setattr(DeltaStep, "serves", lambda *_: True)
+    monkeypatch.setattr(DeltaLayer, "serves", lambda *_: True)
     runs = [engine.submit(make()) for make in few_kinds().values()]
     finish(engine, *runs)
     for run, expected in zip(runs, alone, strict=True):

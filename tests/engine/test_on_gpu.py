@@ -24,7 +24,7 @@ from manyhands.cache.view import View
 from manyhands.engine import local_executor, sampling
 from manyhands.engine.engine import Engine
 from manyhands.model.adapter import ModelAdapter
-from manyhands.model.delta import DeltaStep
+from manyhands.model.delta import DeltaLayer
 from manyhands.model.loading import load_adapter
 from manyhands.model.settings import ModelSettings
 from manyhands.prompts import load_prompt
@@ -398,9 +398,9 @@ def test_states_in_slots_launch_by_launch_and_recorded(
     ]
     engines = [Engine(each) for each in executors]
     engines[2].get_ready()
-    serves = DeltaStep.serves
+    serves = DeltaLayer.serves
     by_kernels: list[bool] = []
-    monkeypatch.setattr(DeltaStep, "serves", lambda step, x: by_kernels[-1] and serves(step, x))
+    monkeypatch.setattr(DeltaLayer, "serves", lambda step, x: by_kernels[-1] and serves(step, x))
     rng = random.Random(4)
     forks = []
     for _ in engines:

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 
 from manyhands.cache.states import EMPTY
-from manyhands.model import recurrent
-from manyhands.model.delta import DeltaStep
+from manyhands.model.delta import DeltaLayer
 from manyhands.model.kernels import delta
 from manyhands.model.recurrent import StateCall, States, linear_layers, take_over
 from tests.covers import spared
@@ -68,7 +67,7 @@ def stepped(
     take_over(model)
     found = []
     for by_kernels in (False, True):
-        monkeypatch.setattr(DeltaStep, "serves", lambda *_, told=by_kernels: told)
+        monkeypatch.setattr(DeltaLayer, "serves", lambda *_, told=by_kernels: told)
         for kept, numbers in zip((store.inputs, store.states), before, strict=True):
             kept.copy_(numbers)
             kept[EMPTY] = 0
@@ -107,12 +106,13 @@ def test_a_state_is_kept_as_exactly_as_its_numbers_are(into: float) -> None:
     if into > 0:
         decay = decay - 6
     slots = (torch.tensor([slot], device=DEVICE) for slot in (1, 2))
-    delta.step(
+    made = delta.Products(
         *(zeros, torch.ones(1, heads, dim, device=DEVICE), into * one, one),
-        *(decay.to(DEVICE), bias.to(DEVICE), torch.ones(dim, device=DEVICE), states, *slots),
+        *(decay.to(DEVICE), bias.to(DEVICE), torch.ones(dim, device=DEVICE)),
         key_heads=heads,
         eps=1e-6,
     )
+    delta.step(made, states, *slots, torch.empty(1, dim, device=DEVICE))
     rate = math.exp(float(decay)) * math.log1p(math.exp(into))
     exact = math.exp(-rate)
     assert (states[2].double() - exact).abs().max() < 4e-7 * exact * (1 + rate)
@@ -129,12 +129,13 @@ def test_how_much_of_a_value_is_taken_is_rounded_as_the_layer_rounds_it() -> Non
     states = torch.zeros(3, heads, dim, dim, device=DEVICE)
     ones, weight = torch.ones_like(b), torch.ones_like(values[0])
     slots = (torch.tensor([slot], device=DEVICE) for slot in (1, 2))
-    delta.step(
+    made = delta.Products(
         *(torch.cat([keys, keys, values]).reshape(1, -1), values[None], ones, b),
-        *(ones[0].float(), ones[0].float(), weight, states, *slots),
+        *(ones[0].float(), ones[0].float(), weight),
         key_heads=heads,
         eps=1e-6,
     )
+    delta.step(made, states, *slots, torch.empty(1, heads * dim, device=DEVICE).half())
     expected = values.float() * b.sigmoid().float()[0, :, None]
     assert torch.allclose(states[2, :, 0], expected, rtol=1e-5, atol=0)
     assert not torch.allclose(expected, values.float() * b.float().sigmoid()[0, :, None], rtol=1e-5)
@@ -145,10 +146,10 @@ def test_control_every_weight_of_a_layer_shows(
     mistake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = network("qwen3_5_text", torch.float32)
-    right = DeltaStep.__call__
+    right = DeltaLayer.__call__
 
-    def wrong(step: DeltaStep, *given: Tensor) -> Tensor:
-        layer = copy.copy(step._module)
+    def wrong(kernels: DeltaLayer, *given: Any) -> Tensor:
+        layer = copy.copy(kernels._module)
         layer._parameters, layer._modules = dict(layer._parameters), dict(layer._modules)
         if mistake == "num_k_heads":
             layer.num_k_heads //= 2
@@ -157,9 +158,9 @@ def test_control_every_weight_of_a_layer_shows(
             layer.norm._parameters = {"weight": nn.Parameter(layer.norm.weight + 0.01)}
         else:
             layer._parameters[mistake] = nn.Parameter(getattr(layer, mistake) + 0.1)
-        return right(DeltaStep(layer), *given)
+        return right(DeltaLayer(layer), *given)
 
-    monkeypatch.setattr(DeltaStep, "__call__", wrong)
+    monkeypatch.setattr(DeltaLayer, "__call__", wrong)
     theirs, ours = stepped(model, 0, monkeypatch)
     assert (ours[0] - theirs[0]).abs().max() > 10 * OFF[torch.float32][0] * theirs[0].abs().max()
 
@@ -209,36 +210,15 @@ def broken(module: Any, how: str) -> Any:
 )
 def test_another_layer_goes_by_its_own_forward(how: str) -> None:
     layers = linear_layers(tiny_model(CONFIGS["qwen3_5_text"]))
-    assert DeltaStep.of(layers[0]) is not None
-    assert DeltaStep.of(broken(layers[0], how)) is None
-
-
-@pytest.mark.parametrize("length", [1, 2])
-def test_rows_that_are_fed_more_go_by_its_own_forward(
-    length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = network("qwen3_5_text", torch.float32)
-    calls: list[int] = []
-    monkeypatch.setattr(DeltaStep, "serves", lambda *_: True)
-    monkeypatch.setattr(
-        DeltaStep, "__call__", lambda step, hidden, *_: calls.append(len(hidden)) or hidden
-    )
-    take_over(model)
-    states = States(model, SLOTS)
-    slots = torch.tensor([[1], [2]], device=DEVICE)
-    at = torch.arange(length, device=DEVICE)[None]
-    hook = SimpleNamespace(states=StateCall(states, (recurrent.Wave(at, *slots),), length))
-    hidden = torch.zeros(1, length, model.config.hidden_size, device=DEVICE)
-    with torch.inference_mode():
-        linear_layers(model)[0](hidden, manyhands_attend=hook)
-    assert calls == [1] * (length == 1)
+    assert DeltaLayer.of(layers[0]) is not None
+    assert DeltaLayer.of(broken(layers[0], how)) is None
 
 
 def test_kernels_are_for_a_gpu_without_gradients_and_one_dtype(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     layer: Any = linear_layers(network("qwen3_5_text", torch.float32))[0]
-    step = DeltaStep.of(layer)
+    step = DeltaLayer.of(layer)
     assert step is not None
     hidden = torch.zeros(1, 2, 32, device=DEVICE)
     assert step.serves(hidden) is GPU

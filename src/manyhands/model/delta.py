@@ -1,23 +1,27 @@
-"""One token of each row through a linear layer, in few launches: the layers of Qwen3-Next and Qwen3.5.
+"""Linear layers by kernels: the layers of Qwen3-Next and Qwen3.5, between their first products and their last one.
 
 Where rows write, each is fed one token, and such a layer reads and writes a matrix for each head to compute next to nothing with it.
 Hugging Face's own forward makes some sixty launches of that, nine of which go over all matrices of all rows (by reading it). Here it is
-the layer's own projections and two kernels between them (`kernels/delta.py`), which find states in their slots.
+the layer's own projections and two kernels between them (`kernels/delta.py`), which find states in their slots. Of rows that are fed more tokens
+that forward makes hundreds of launches, for each group of rows that are fed equally many: here it is four kernels for rows of all lengths
+(`kernels/delta_many.py`), whose chunks are cut out in `waves.py`.
 
-Hugging Face's forward is the twin: it runs on a CPU, for prompts, and wherever a layer is not what is expected here (`DeltaStep.of`).
+Hugging Face's forward is the twin: it runs on a CPU, and wherever a layer is not what is expected here (`DeltaLayer.of`).
 
-    T  rows, one token each      D  hidden size      C  channels of the convolution
-    H  heads of values           Dk, Dv  dims of a key and of a value
+    T  tokens of the pass, row by row      D  hidden size      C  channels of the convolution
+    H  heads of values                     Dk, Dv  dims of a key and of a value
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from manyhands.model import kernels
+from manyhands.model.waves import Wave
 
 _SILU = ("silu", "swish")
 # How layers are named that make their products: of Qwen3-Next, with heads of all kinds in turns, and of Qwen3.5.
@@ -35,16 +39,16 @@ class _Projected(NamedTuple):
     a: Tensor  # [T, H]
 
 
-class DeltaStep:
-    """The step of one layer."""
+class DeltaLayer:
+    """The forward of one layer."""
 
     def __init__(self, module: Any) -> None:
         """`module`: a layer of which `of` has found that it is one."""
         self._module = module
 
     @classmethod
-    def of(cls, module: nn.Module) -> DeltaStep | None:
-        """The step of a layer; None if it is not built as those that are known here."""
+    def of(cls, module: nn.Module) -> DeltaLayer | None:
+        """The forward of a layer; None if it is not built as those that are known here."""
         layer: Any = module
         try:
             norm, conv = layer.norm, layer.conv1d
@@ -71,32 +75,33 @@ class DeltaStep:
         return kernels.usable(hidden) and len(dtypes) == 1
 
     def __call__(
-        self, hidden: Tensor, inputs: Tensor, states: Tensor, sources: Tensor, targets: Tensor
+        self, hidden: Tensor, inputs: Tensor, states: Tensor, waves: Sequence[Wave]
     ) -> Tensor:
-        """The layer's output [T, D] for `hidden` [T, D].
+        """The layer's output [T, D] for `hidden` [T, D], the tokens of the rows of these waves.
 
-        Row t goes on from the states in slot `sources[t]` of `inputs` and `states` (`recurrent.py::StateStore`), and leaves its own in
-        `targets[t]`. No slot is both.
+        Each row goes on from the states in its source, a slot of `inputs` and `states` (`recurrent.py::StateStore`), and leaves its own in
+        its target. No slot is both in one wave.
         """
-        from manyhands.model.kernels import delta
+        from manyhands.model.kernels import delta, delta_many
 
         module = self._module
-        made = _projected(module, hidden)
-        qkv = delta.convolve(made.qkv, module.conv1d.weight.squeeze(1), inputs, sources, targets)
-        told = delta.step(
-            qkv,
-            made.gate,
-            made.a,
-            made.b,
-            module.A_log,
-            module.dt_bias,
-            module.norm.weight,
-            states,
-            sources,
-            targets,
-            key_heads=module.num_k_heads,
-            eps=module.norm.variance_epsilon,
-        )
+        first = _projected(module, hidden)
+        x, taps = first.qkv.contiguous(), module.conv1d.weight.squeeze(1)
+        gate, a, b = (each.contiguous() for each in (first.gate, first.a, first.b))
+        weights = module.A_log, module.dt_bias, module.norm.weight
+        sizes = module.num_k_heads, module.norm.variance_epsilon
+        made = delta.Products(torch.empty_like(x), gate, a, b, *weights, *sizes)
+        told = torch.empty_like(gate).flatten(1)
+        for wave in waves:
+            slots = wave.sources, wave.targets
+            if count := wave.num_single:
+                own, tokens = [each[:count] for each in slots], wave.single_tokens
+                delta.convolve(x, taps, inputs, *own, made.qkv, tokens)
+                delta.step(made, states, *own, told, tokens)
+            if wave.cuts:
+                delta_many.convolve(x, taps, inputs, *slots, wave.chunks, made.qkv)
+            for cut in wave.cuts:
+                delta_many.rule(made, states, *slots, *cut, told)
         out: Tensor = module.out_proj(told)
         return out
 

@@ -16,8 +16,8 @@ is whose is decided in `cache/states.py`. One more slot, behind the numbered one
 
 Hugging Face's layers take and give their states through a cache object, and treat what they are given as one text.
 Here each layer's `forward` is called once for all rows of a wave that are fed equally many tokens (`take_over`), with
-a cache that reads and writes slots. The modelling code is not touched. On a GPU rows that are fed one token each go by kernels
-of our own instead (`model/delta.py`). The slots of a wave stand on the device: a pass whose rows are
+a cache that reads and writes slots. The modelling code is not touched. On a GPU whole waves go by kernels
+of our own instead (`delta.py`). The slots of a wave stand on the device: a pass whose rows are
 fed one token each is one wave, and a recording of it (`engine/graph.py`) reads other slots in each pass.
 
     T  new tokens, packed over rows      R  rows      S  slots      C  channels of the convolution      K  its taps
@@ -29,14 +29,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from manyhands.cache.states import EMPTY, RowStates
 from manyhands.errors import UnsupportedModel
-from manyhands.model.delta import DeltaStep
+from manyhands.model.delta import DeltaLayer
+from manyhands.model.waves import Wave
 
 _LAYER_TYPE = "linear_attention"
 # Model types whose linear layers name their sizes as `_store` reads them.
@@ -94,14 +95,6 @@ class States:
         return sum(store.num_bytes for store in self.stores.values()) // (self.num_slots + 2)
 
 
-class Wave(NamedTuple):
-    """Rows that are made at once: all are fed equally many tokens, and none reads what another one leaves."""
-
-    at: Tensor  # [rows, length] int64: the packed indices of their tokens
-    sources: Tensor  # [rows] int64
-    targets: Tensor  # [rows] int64; those of padding may be one slot
-
-
 @dataclass(frozen=True, eq=False)
 class StateCall:
     """The rows of a pass and the memory of their states, as they travel through the network."""
@@ -109,6 +102,7 @@ class StateCall:
     states: States
     waves: tuple[Wave, ...]
     num_tokens: int
+    order: Tensor | None = None  # [T] int64: the packed indices of the rows' tokens, row by row; None: as they are packed
 
     @classmethod
     def of(cls, states: States, rows: RowStates) -> StateCall:
@@ -119,22 +113,24 @@ class StateCall:
                 f"slots {lowest} to {highest} are named; there are 0 to {states.num_slots}"
             )
         device = states.device
-        waves = [
-            Wave(
-                torch.tensor([list(rows.tokens_of(row)) for row in alike], device=device),
-                torch.tensor([rows.sources[row] for row in alike], device=device),
-                torch.tensor([rows.targets[row] for row in alike], device=device),
-            )
-            for wave in rows.waves()
-            for alike in wave.values()
-        ]
-        return cls(states, tuple(waves), rows.row_indptr[-1])
+        waves = []
+        for wave in rows.waves():
+            own = [row for _, alike in sorted(wave.items()) for row in alike]
+            firsts = tuple(rows.row_indptr[row] for row in own)
+            counts = tuple(rows.row_indptr[row + 1] - rows.row_indptr[row] for row in own)
+            slots = ([which[row] for row in own] for which in (rows.sources, rows.targets))
+            begins, sources, targets = torch.tensor([firsts, *slots], device=device)
+            waves.append(Wave(firsts, counts, begins, sources, targets))
+        order = None if rows.tokens is None else torch.tensor(rows.tokens, device=device)
+        return cls(states, tuple(waves), rows.row_indptr[-1], order)
 
     @classmethod
     def one_each(cls, states: States, sources: Tensor, targets: Tensor) -> StateCall:
         """Rows that are fed one token each, as they are packed: `sources` and `targets` [T] int64 on the device."""
-        at = torch.arange(len(sources), device=sources.device)[:, None]
-        return cls(states, (Wave(at, sources, targets),), len(sources))
+        count = len(sources)
+        begins = torch.arange(count, device=sources.device)
+        wave = Wave(tuple(range(count)), (1,) * count, begins, sources, targets)
+        return cls(states, (wave,), count)
 
     @classmethod
     def of_one_text(cls, model: nn.Module, num_tokens: int) -> StateCall:
@@ -174,15 +170,15 @@ def take_over(model: nn.Module) -> None:
     """Let the linear layers of `model` run row by row, from the states that a `StateCall` names. For good."""
     for layer, module in linear_layers(model).items():
         if not isinstance(vars(module).get("forward"), _ByRow):
-            module.forward = _ByRow(module.forward, layer, DeltaStep.of(module))
+            module.forward = _ByRow(module.forward, layer, DeltaLayer.of(module))
 
 
 class _ByRow:
     """In the place of a linear layer's `forward`: hidden states [1, T, D] of all rows, and the same of what it gives."""
 
-    def __init__(self, forward: Any, layer: int, step: DeltaStep | None) -> None:
-        """`step`: the layer's own step by kernels, for rows that are fed one token each."""
-        self._forward, self._layer, self._step = forward, layer, step
+    def __init__(self, forward: Any, layer: int, kernels: DeltaLayer | None) -> None:
+        """`kernels`: the same forward by kernels."""
+        self._forward, self._layer, self._kernels = forward, layer, kernels
         names = inspect.signature(forward).parameters
         self._cache = next((name for name in _CACHES if name in names), _CACHES[-1])
 
@@ -204,19 +200,19 @@ class _ByRow:
             raise ValueError(
                 f"the states are of {call.num_tokens} tokens, and the pass has {hidden_states.shape[1]}"
             )
-        out = torch.empty_like(hidden_states[0])
-        step = self._step
-        if step is not None and not step.serves(hidden_states):
-            step = None
-        for wave in call.waves:
-            if step is not None and wave.at.shape[1] == 1:
-                store, at = call.states.stores[self._layer], wave.at[:, 0]
-                slots = wave.sources, wave.targets
-                out[at] = step(hidden_states[0, at], store.inputs, store.states, *slots)
-                continue
-            cache = _SlotCache(call.states, wave.sources, wave.targets)
-            out[wave.at] = self._forward(hidden_states[0, wave.at], **{self._cache: cache})
-            cache.leave()
+        hidden = hidden_states[0] if call.order is None else hidden_states[0, call.order]
+        if self._kernels is not None and self._kernels.serves(hidden):
+            store = call.states.stores[self._layer]
+            out = self._kernels(hidden, store.inputs, store.states, call.waves)
+        else:
+            out = torch.empty_like(hidden)
+            for alike in (alike for wave in call.waves for alike in wave.alike):
+                cache = _SlotCache(call.states, alike.sources, alike.targets)
+                out[alike.at] = self._forward(hidden[alike.at], **{self._cache: cache})
+                cache.leave()
+        if call.order is not None:
+            rows, out = out, torch.empty_like(out)
+            out[call.order] = rows
         return out[None]
 
 
