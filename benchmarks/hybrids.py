@@ -51,7 +51,7 @@ from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
 from manyhands.engine.local_executor import LocalExecutor, load_network
 from manyhands.evaluation.bench import time_passes, timing
-from manyhands.model.delta import DeltaStep
+from manyhands.model.delta import DeltaLayer
 from manyhands.model.recurrent import linear_layers, state_bytes
 from manyhands.model.settings import ModelSettings
 
@@ -260,8 +260,8 @@ class Hybrids(Decode):
 @contextmanager
 def layers_of(way: Way) -> Iterator[None]:
     """Linear layers are made by kernels meanwhile, or by the modelling code."""
-    usual = DeltaStep.serves
-    with mock.patch.object(DeltaStep, "serves", lambda step, x: way.by_kernels and usual(step, x)):
+    usual = DeltaLayer.serves
+    with mock.patch.object(DeltaLayer, "serves", lambda step, x: way.by_kernels and usual(step, x)):
         yield
 
 

@@ -29,7 +29,7 @@ from manyhands.attention.kernels.overlap import launch_options, take_over
 from manyhands.attention.work import cdiv, power_of_two
 
 _BLOCK = 512  # channels of a program
-_WARPS_OF = 2048  # numbers of a state, for each warp: 64 in a thread's registers
+_WARPS_OF = 4096  # numbers of a state, for each warp: 128 in a thread's registers
 
 
 @triton.jit
@@ -98,6 +98,12 @@ def _delta_step(
     of_v = tl.arange(0, WIDTH_V)
     has_k = of_k < DK
     has_v = of_v < DV
+    # The state is most of what is read, so it is asked for first.
+    at = head * DK * DV + of_k[:, None] * DV + of_v[None, :]
+    mask = has_k[:, None] & has_v[None, :]
+    source = tl.load(sources + row) * H * DK * DV
+    target = states + tl.load(targets + row) * H * DK * DV + at
+    state = tl.load(states + source + at, mask=mask, other=0.0)
     own = qkv + token * C
     q = tl.load(own + (head // GROUP) * DK + of_k, mask=has_k, other=0.0).to(tl.float32)
     k = tl.load(own + KEYS + (head // GROUP) * DK + of_k, mask=has_k, other=0.0).to(tl.float32)
@@ -109,14 +115,10 @@ def _delta_step(
     kept = tl.exp(log_decay(into, tl.load(bias + head).to(tl.float32), rate))
     beta = tl.sigmoid(tl.load(b + token * H + head).to(tl.float32)).to(DTYPE).to(tl.float32)
 
-    at = head * DK * DV + of_k[:, None] * DV + of_v[None, :]
-    mask = has_k[:, None] & has_v[None, :]
-    source = tl.load(sources + row) * H * DK * DV
-    target = tl.load(targets + row) * H * DK * DV
-    state = tl.load(states + source + at, mask=mask, other=0.0) * kept
+    state *= kept
     delta = (v - tl.sum(state * k[:, None], 0)) * beta
     state += k[:, None] * delta[None, :]
-    tl.store(states + target + at, state, mask=mask)
+    tl.store(target, state, mask=mask)
 
     told = tl.sum(state * q[:, None], 0).to(DTYPE).to(tl.float32)
     scaled = tl.load(weight + of_v, mask=has_v, other=0.0).to(tl.float32)
