@@ -94,6 +94,17 @@ def test_every_shape_of_heads(shape: str) -> None:
     assert error_of(SHAPES[shape], "half-split", "sinks", torch.float32, 3) < 2e-5
 
 
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(12, 12), (12, 8), (32, 8), (32, 24)])
+def test_keys_are_read_as_they_lie_whatever_is_rotated(head_dim: int, rotary_dim: int) -> None:
+    """Heads whose dims are no power of two, and those of which a part is rotated: pairs of both stand in another order."""
+    shape = Shape(4, 2, head_dim, head_dim)
+    rope = Rope(1 / 100 ** (torch.arange(rotary_dim // 2) / 6), rotary_dim)
+    error = worst_error(
+        kernels(shape), shape, rope, {}, torch.float32, 5, num_steps=4, device=DEVICE
+    )
+    assert error < 2e-5
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_sixteen_bits(dtype: torch.dtype) -> None:
     assert error_of(SHAPES["gqa"], "half-split", "all at once", dtype, 4) < TOLERANCE[dtype]
@@ -144,16 +155,21 @@ needs_maps = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "interleaved", "mapped"),  # each pair of values is there once
+    ("dtype", "interleaved", "mapped", "rotary_dim"),  # each pair of the first three is there once
     [
-        pytest.param(torch.bfloat16, False, False),
-        pytest.param(torch.bfloat16, True, True, marks=needs_maps),
-        pytest.param(torch.float16, False, True, marks=needs_maps),
-        pytest.param(torch.float16, True, False),
+        pytest.param(torch.bfloat16, False, False, 32),
+        pytest.param(torch.bfloat16, True, True, 32, marks=needs_maps),
+        pytest.param(torch.float16, False, True, 32, marks=needs_maps),
+        pytest.param(torch.float16, True, False, 16),
+        pytest.param(torch.bfloat16, False, True, 8, marks=needs_maps),
     ],
 )
 def test_large_tiles_with_and_without_tensor_maps(
-    dtype: torch.dtype, interleaved: bool, mapped: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype,
+    interleaved: bool,
+    mapped: bool,
+    rotary_dim: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[int] = []
     tensor_map = layer_reading._tensor_map
@@ -166,7 +182,7 @@ def test_large_tiles_with_and_without_tensor_maps(
     backend = kernels(WITH_MAPS, dtype, most_small_rows=0)
     assert backend.launches[0].is_mapped
     change_launches(backend, is_mapped=mapped)
-    assert error_with_long_strips(backend, dtype, interleaved) < TOLERANCE[dtype]
+    assert error_with_long_strips(backend, dtype, interleaved, rotary_dim) < TOLERANCE[dtype]
     assert set(made) == ({16} if mapped else set())
 
 
@@ -180,14 +196,21 @@ def test_transposed_tiles(layer: str, rope: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "mapped"),
-    [(torch.bfloat16, False), pytest.param(torch.float16, True, marks=needs_maps)],
+    ("dtype", "mapped", "rotary_dim"),
+    [
+        (torch.bfloat16, False, 32),
+        pytest.param(torch.float16, True, 32, marks=needs_maps),
+        pytest.param(torch.float16, True, 16, marks=needs_maps),
+    ],
 )
-def test_transposed_tiles_with_and_without_tensor_maps(dtype: torch.dtype, mapped: bool) -> None:
+def test_transposed_tiles_with_and_without_tensor_maps(
+    dtype: torch.dtype, mapped: bool, rotary_dim: int
+) -> None:
     backend = kernels(WITH_MAPS, dtype, most_small_rows=128)
     transpose_small_tiles(backend)
     change_launches(backend, is_mapped=mapped)
-    assert error_with_long_strips(backend, dtype, interleaved=False) < TOLERANCE[dtype]
+    error = error_with_long_strips(backend, dtype, interleaved=False, rotary_dim=rotary_dim)
+    assert error < TOLERANCE[dtype]
 
 
 def transpose_small_tiles(backend: TritonBackend) -> None:
@@ -201,9 +224,11 @@ def change_launches(backend: TritonBackend, **changes: Any) -> None:
     backend.launches = tuple(replace(launches, **changes) for launches in backend.launches)
 
 
-def error_with_long_strips(backend: TritonBackend, dtype: torch.dtype, interleaved: bool) -> float:
+def error_with_long_strips(
+    backend: TritonBackend, dtype: torch.dtype, interleaved: bool, rotary_dim: int
+) -> float:
     """Five tiles of keys that every row sees all of, over pages that lie anywhere, and the edges."""
-    rope = Rope(1 / 100 ** (torch.arange(16) / 20), 32, interleaved)
+    rope = Rope(1 / 100 ** (torch.arange(rotary_dim // 2) / 20), rotary_dim, interleaved)
     long, others = Block(), [Block() for _ in range(3)]
     steps = (
         [Row(View([long]), (1,) * 40)],

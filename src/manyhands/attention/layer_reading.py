@@ -101,10 +101,10 @@ class LayerReading:
         rotation = rotation_of(store.rope, head_dim)
         self.interleaved = rotation["INTERLEAVED"]
         self.rotary_dim = rotation["ROTARY_DIM"]
-        # The order in which `kernels/pairs.py` leaves dims is that of memory.
+        # Whether pairs that are rotated and put side by side stand in the order of memory, see `kernels/pairs.py`.
         self.is_whole = self.interleaved or self.rotary_dim == head_dim
         fits = prepared.page_size % self.launches.large.keys == 0
-        self.is_mapped = self.launches.is_mapped and fits and self.is_whole and not self.eight_bits
+        self.is_mapped = self.launches.is_mapped and fits and not self.eight_bits
         # Kernels know windows. A chunk is one, a superset that bounds their walks, and lows of its own.
         self.lows = prepared.lows(call.chunk)
         self.partials = partials, lses

@@ -29,7 +29,7 @@ import triton.language as tl
 
 from manyhands.attention.kernels.eight_bits import parted
 from manyhands.attention.kernels.overlap import end_beside, take_over
-from manyhands.attention.kernels.pairs import columns, rotated, standing
+from manyhands.attention.kernels.pairs import rotated, standing
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -275,7 +275,7 @@ def attend_kernel(
     take_over(OVERLAP, BESIDE)
     if EIGHT_BITS:  # queries stand as keys do, scaled, see queries.py
         source = q + entry.to(tl.int64)[:, None] * q_token + head[:, None] * q_head
-        query = standing(source, is_row[:, None], HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF, BESIDE)
+        query = standing(source, is_row[:, None], HEAD_DIM, HALF, BESIDE)
         query = query.to(DOT)
     else:
         source = q + token.to(tl.int64)[:, None] * q_token + head[:, None] * q_head
@@ -310,7 +310,7 @@ def attend_kernel(
         value = tl.arange(0, VALUE // 2)
         is_value = (value < VALUE // 2)[None, :]
     else:
-        dim = columns(HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)
+        dim = tl.arange(0, 2 * HALF)
         is_dim = (dim < HEAD_DIM)[None, :]
         value = d
         is_value = (value < VALUE_DIM)[None, :]

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from manyhands.attention.kernels.attend import LOG2E, scores_of
 from manyhands.attention.kernels.overlap import take_over
-from manyhands.attention.kernels.pairs import columns, rotated, standing
+from manyhands.attention.kernels.pairs import rotated, standing
 
 KEPT = tl.constexpr("evict_first")  # no other row will read these keys and values
 
@@ -82,7 +82,7 @@ def lone_kernel(
     one = tl.zeros([1, 1], dtype=tl.int32)
     if EIGHT_BITS:  # queries stand as keys do, scaled, see queries.py
         source = q + entry.to(tl.int64) * q_token + head * q_head + one
-        query = standing(source, one == 0, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)
+        query = standing(source, one == 0, HEAD_DIM, HALF)
     else:
         source = q + token.to(tl.int64) * q_token + head * q_head + one
         table_at = entry.to(tl.int64) * (HEAD_DIM // 2) + one
@@ -96,7 +96,7 @@ def lone_kernel(
         query = (query * scaling).to(q.dtype.element_ty).to(tl.float32)
 
     n = tl.arange(0, KEYS)
-    dim = columns(HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)[None, :]
+    dim = tl.arange(0, 2 * HALF)[None, :]
     d = tl.arange(0, VALUE)
     is_dim, is_value = dim < HEAD_DIM, (d < VALUE_DIM)[None, :]
     # From a tile's first slot on, the same for every tile: few instructions are left in the loop.

@@ -3,8 +3,10 @@
 Rotary embedding rotates pairs of dims: with angle a, (x, y) becomes (x cos a - y sin a, y cos a + x sin a).
 Which dims are a pair differs: neighbours, or one from each half of the rotary dims. A kernel loads the
 first dims of all pairs and the second ones, rotates them, and puts them side by side. The result stands
-in the order of `columns`, which for whole heads is the order in memory; scores are sums over all dims and
-do not care, as long as queries and keys agree.
+in the order of `columns`, which for whole heads is the order in memory.
+
+Keys are read as they lie, many dims at a time, so queries that meet them stand in that order whatever is rotated (`rotated`). Where pairs
+leave another one, each dim is loaded beside the other one of its pair: a query is small, and its second loads come from the cache.
 
     HALF  pairs of a head, rounded up to a power of two
 """
@@ -33,7 +35,7 @@ def columns(
     INTERLEAVED: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """The dims [2 HALF] in the order that `rotated` leaves; HEAD_DIM or more: there is none."""
+    """The dims [2 HALF] in the order that `turned` leaves; HEAD_DIM or more: there is none."""
     e = tl.arange(0, 2 * HALF)
     if INTERLEAVED or (ROTARY_DIM == HEAD_DIM and HEAD_DIM == 2 * HALF):
         return e
@@ -104,14 +106,12 @@ def standing(
     source,
     mask,
     HEAD_DIM: tl.constexpr,
-    ROTARY_DIM: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
     HALF: tl.constexpr,
     BESIDE: tl.constexpr = False,
 ):
-    """Heads at `source` [n, 1] as they are, in the order of `columns`: float32 [n, 2 HALF], 0 where there are no dims."""
+    """Heads at `source` [n, 1] as they are: float32 [n, 2 HALF], 0 where there are no dims."""
     FROM: tl.constexpr = ".cg" if BESIDE else ""
-    dim = columns(HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF)[None, :]
+    dim = tl.arange(0, 2 * HALF)[None, :]
     is_dim = mask & (dim < HEAD_DIM)
     return tl.load(source + dim, mask=is_dim, other=0.0, cache_modifier=FROM).to(tl.float32)
 
@@ -128,6 +128,20 @@ def rotated(
     HALF: tl.constexpr,
     BESIDE: tl.constexpr = False,
 ):
-    """Heads at `source` [n, 1], rotated by the angles at `cos` and `sin` [n, 1], float32 [n, 2 HALF]."""
-    x, y = loaded(source, mask, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF, BESIDE)
-    return turned(x, y, mask, cos, sin, HEAD_DIM, INTERLEAVED, HALF, BESIDE)
+    """Heads at `source` [n, 1], rotated by the angles at `cos` and `sin` [n, 1], float32 [n, 2 HALF], in the order of memory."""
+    if INTERLEAVED or (ROTARY_DIM == HEAD_DIM and HEAD_DIM == 2 * HALF):
+        x, y = loaded(source, mask, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF, BESIDE)
+        return turned(x, y, mask, cos, sin, HEAD_DIM, INTERLEAVED, HALF, BESIDE)
+    else:
+        FROM: tl.constexpr = ".cg" if BESIDE else ""
+        PAIRS: tl.constexpr = ROTARY_DIM // 2
+        dim = tl.arange(0, 2 * HALF)
+        is_first, is_rotary = dim < PAIRS, dim < ROTARY_DIM
+        other = tl.where(is_first, dim + PAIRS, tl.where(is_rotary, dim - PAIRS, dim))[None, :]
+        turns = mask & is_rotary[None, :]
+        x = standing(source, mask, HEAD_DIM, HALF, BESIDE)
+        y = tl.load(source + other, mask=turns, other=0.0, cache_modifier=FROM).to(tl.float32)
+        angle = tl.where(is_first, dim, dim - PAIRS)[None, :]
+        c = tl.load(cos + angle, mask=turns, other=1.0, cache_modifier=FROM)
+        s = tl.load(sin + angle, mask=turns, other=0.0, cache_modifier=FROM)
+        return x * c + tl.where(is_first[None, :], -y, y) * s
