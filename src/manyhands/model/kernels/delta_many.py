@@ -78,7 +78,9 @@ def _convolve_many(
     total = tl.load(here_x[None, :] + i[:, None] * C, mask=here, other=0.0).to(tl.float32)
     total *= tl.load(weight + at * TAPS + PAST, mask=has, other=0.0).to(tl.float32)[None, :]
     for tap in tl.static_range(PAST):
-        back = i - PAST + tap  # from the chunk's first token; before the row's first one its last inputs lie
+        back = (
+            i - PAST + tap
+        )  # from the chunk's first token; before the row's first one its last inputs lie
         is_new = (before + back >= 0)[:, None]
         is_old = (before + back < 0)[:, None]
         new = tl.load(here_x[None, :] + back[:, None] * C, mask=here & is_new, other=0.0)
@@ -105,7 +107,7 @@ def _parts(x, DOT: tl.constexpr, PARTS: tl.constexpr):
     if PARTS:
         high = x.to(tl.bfloat16)
         return high.to(DOT), (x - high.to(tl.float32)).to(tl.bfloat16).to(DOT)
-    else:  # noqa: RET505 - one of both is compiled
+    else:
         return x, x
 
 
@@ -117,7 +119,7 @@ def _product(left, right, total, PARTS: tl.constexpr, PRECISION: tl.constexpr):
         if PARTS > 1:
             total = tl.dot(left[1], right[0], total)
         return tl.dot(left[0], right[0], total)
-    else:  # noqa: RET505 - one of both is compiled
+    else:
         return tl.dot(left[0], right[0], total, input_precision=PRECISION)
 
 
@@ -126,7 +128,7 @@ def _network(x, DOT: tl.constexpr, PARTS: tl.constexpr):
     """Numbers of the network's dtype, in as many parts as they are: bfloat16 is one."""
     if PARTS == 1:
         return x.to(DOT), x.to(DOT)
-    else:  # noqa: RET505 - one of both is compiled
+    else:
         return _parts(x.to(tl.float32), DOT, PARTS)
 
 
@@ -146,7 +148,7 @@ def _left(room, square, SIZE: tl.constexpr, DOT: tl.constexpr, PARTS: tl.constex
     """A square that was left, in parts."""
     if PARTS:
         return tl.load(room + square).to(DOT), tl.load(room + SIZE + square).to(DOT)
-    else:  # noqa: RET505 - one of both is compiled
+    else:
         whole = tl.load(room + square)
         return whole, whole
 
