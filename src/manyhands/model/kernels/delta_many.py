@@ -5,24 +5,29 @@
                 from chunk to chunk: the state of each row;  behind both: the norm with its gate
 
 A state is changed by every token, and each token subtracts what the state before it predicts. Within a chunk of 64 tokens that is a
-triangular system: with G the logarithms of the decays, summed up from the chunk's first token on, S the state in front of it and
+triangular system. With G[i, j] the logarithms of the decays behind token j up to token i, summed up, G[i] those of all up to i, and S the
+state in front of the chunk:
 
-    L[i, j] = b_i (k_i . k_j) e^(G_i - G_j)  for j < i       new = (1 + L)^-1 b (V - e^G K S)
-    M[i, j] =     (q_i . k_j) e^(G_i - G_j)  for j <= i      out = e^G Q S + M new      S' = e^(G_last) S + (e^(G_last - G) K)^T new
+    L[i, j] = b_i (k_i . k_j) e^G[i, j]  for j < i     new = (1 + L)^-1 b (V - e^G K S)
+    M[i, j] =     (q_i . k_j) e^G[i, j]  for j <= i    out = e^G Q S + M new      S' = e^G[last] S + (e^G[last, i] K)^T new
 
 (1 + L)^-1 and M know nothing of the state, so all chunks and heads make theirs at once (`_delta_solve`). What is left in sequence are five
 products a chunk (`_delta_scan`). A program of that has some columns of one head's state in registers from the first chunk to the last: columns
 know nothing of each other, so 32 heads of 128 dims are 128 programs. The paper multiplies (1 + L)^-1 with V and with K ahead of the state
-(U and W). Here the inverse itself is multiplied with the difference: one small product more in sequence, and two large ones and most of the
-memory between both kernels less. The norm needs all columns of a head, so it has a launch of its own (`_delta_gate`).
+(U and W). Here the inverse itself is multiplied with the difference: one small product more in sequence, for two large ones and most of the
+memory between both kernels. The norm needs all columns of a head, so it has a launch of its own (`_delta_gate`).
 
-The inverse is found from blocks of two to blocks of 64: with X that of all blocks of a size and B what stands below them in those of twice
+The inverse is made from blocks of two to blocks of 64: with X that of all blocks of a size and B what stands below them in those of twice
 that size, it is X - X B X. That is substitution: every X is the inverse of a part. The powers of L, which one might sum up instead, grow beyond all
-digits where keys are alike, as in a text that repeats itself.
+digits where keys are alike, as in a text that repeats itself. Of G each number is a sum of its own, by a product with ones: a difference of sums
+from the first token on loses what is small behind what is large (a ten thousandth of a state, against float64).
 
-Queries and keys are multiplied as they come, in the dtype of the network, and their lengths are divided out of the products. Numbers are
-rounded where the modelling code rounds them: behind the convolution, behind the rule and in the midst of the norm. In between all is float32: products
-too, by three products of tensor cores each (tf32x3), of a float32 network one number at a time.
+Numbers are rounded where the modelling code rounds them: behind the convolution, behind the rule and in the midst of the norm. In between they
+are float32, and the lengths of queries and keys are divided out behind the products. How they are multiplied follows the network's dtype:
+
+    bfloat16  float16    the system in three products of tf32, which is about float32; then states and what is new as two numbers of bfloat16
+                         each (16 bits), with queries and keys as they are: a state ends 1e-5 to 1e-4 of its largest number from float64
+    float32              one number at a time (ieee)
 
 A row may have begun in an earlier launch, and one launch has no more than `MOST_CHUNKS` chunks, which bounds the memory between the kernels. Chunks
 and rows are told in integers (`model/waves.py`).
@@ -352,8 +357,8 @@ def rule(
     """The rule for the tokens of these chunks, normed and gated, into `out` [T, H Dv], in qkv's dtype. All are contiguous.
 
     `states` [S, H, Dk, Dv] float32 are in slots; `sources` and `targets` [R] int64 name them. `chunks` [N, COLUMNS] and `pieces`
-    [rows of these chunks, COLUMNS] int32. Between the kernels stand
-    two squares and four scales of each chunk and head in float32, 33 KiB: 52 MB of 48 heads and as many chunks as a launch may have
+    [rows of these chunks, COLUMNS] int32. Between the
+    kernels stand two squares and four scales of each chunk and head, 33 KiB: 52 MB of 48 heads and as many chunks as a launch may have
     (`model/waves.py::MOST_CHUNKS`), however many tokens the pass has.
     """
     device, count = out.device, len(chunks)
