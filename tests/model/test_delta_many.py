@@ -111,13 +111,11 @@ class Given:
         self.rows = [(indptr[row], count) for count, row in zip(counts, order, strict=True)]
         # All go on from the same two texts, or from none.
         self.sources, self.targets = [(row % 3) for row in range(rows)], list(range(3, 3 + rows))
-        self.wave = Wave(
-            *zip(*self.rows, strict=True),
-            *(
-                torch.tensor(each, device=DEVICE)
-                for each in ([first for first, _ in self.rows], self.sources, self.targets)
-            ),
+        firsts, counts = zip(*self.rows, strict=True)
+        begins, sources, targets = (
+            torch.tensor(each, device=DEVICE) for each in (firsts, self.sources, self.targets)
         )
+        self.wave = Wave(firsts, counts, begins, sources, targets)
         drawn = [torch.randn(tokens, CHANNELS), torch.randn(tokens, HEADS, DIM_V)]
         a, b = torch.randn(tokens, HEADS), torch.randn(tokens, HEADS)
         decay, bias = -2 * torch.rand(HEADS), torch.randn(HEADS)
@@ -130,11 +128,10 @@ class Given:
             drawn[0][:, : 2 * KEY_HEADS * DIM_K] = torch.randn(2 * KEY_HEADS * DIM_K)
             a, b = a - 16, b + 6
         given = (*drawn, a, b, decay, bias, torch.randn(DIM_V))
-        on_device = [each.to(DEVICE, dtype) for each in given]
-        self.x = on_device[0]
-        self.made = delta.Products(
-            torch.full_like(self.x, torch.nan), *on_device[1:], key_heads=KEY_HEADS, eps=1e-6
-        )
+        self.x, *others = (each.to(DEVICE, dtype) for each in given)
+        gate, a, b, decay, bias, weight = others
+        room = torch.full_like(self.x, torch.nan)
+        self.made = delta.Products(room, gate, a, b, decay, bias, weight, KEY_HEADS, 1e-6)
         self.taps = torch.randn(CHANNELS, TAPS).to(DEVICE, dtype)
         self.inputs = torch.randn(3 + rows, CHANNELS, TAPS - 1).to(DEVICE, dtype)
         self.states = torch.randn(3 + rows, HEADS, DIM_K, DIM_V, device=DEVICE)
@@ -145,13 +142,16 @@ class Given:
         """Outputs [T, H Dv], and the states of all slots; inputs are left in their slots."""
         told, states = torch.full_like(self.made.gate, torch.nan).flatten(1), self.states.clone()
         made, wave = made or self.made, self.wave
-        slots = [wave.sources, wave.targets]
-        own = [each[: wave.num_single] for each in slots]
-        delta.convolve(self.x, self.taps, self.inputs, *own, made.qkv, wave.single_tokens)
-        delta.step(made, states, *own, told, wave.single_tokens)
-        delta_many.convolve(self.x, self.taps, self.inputs, *slots, wave.chunks, made.qkv)
+        slots = wave.sources, wave.targets
+        sources, targets = (each[: wave.num_single] for each in slots)
+        tokens = wave.single_tokens
+        delta.convolve(self.x, self.taps, self.inputs, sources, targets, made.qkv, tokens)
+        delta.step(made, states, sources, targets, told, tokens)
+        sources, targets = slots
+        x, taps, inputs = self.x, self.taps, self.inputs
+        delta_many.convolve(x, taps, inputs, sources, targets, wave.chunks, made.qkv)
         for cut in wave.cuts:
-            delta_many.rule(made, states, *slots, *cut, told)
+            delta_many.rule(made, states, sources, targets, cut.chunks, cut.pieces, told)
         return told, states
 
     def convolved(self) -> tuple[Tensor, Tensor]:

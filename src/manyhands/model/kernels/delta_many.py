@@ -57,6 +57,7 @@ from manyhands.model.waves import CHUNK, COLUMNS
 _TOKENS, _CHANNELS = 16, 128  # of a program of the convolution
 _PART = 32  # columns of a state, in a program
 _SCALES = 4
+_WARPS_OF_FLOAT32 = 16  # products without tensor cores: fewer have no room in their registers
 # In how many parts of bfloat16 a number of the network is multiplied; 0: in float32, as it is.
 _PARTS = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 0}
 
@@ -386,7 +387,7 @@ def rule(
         DOT=own,
         SUM=halves,
         PARTS=parts,
-        num_warps=4,
+        num_warps=4 if parts else _WARPS_OF_FLOAT32,
         **options,
     )
     scan: Any = _delta_scan
@@ -399,8 +400,8 @@ def rule(
         PRECISION=precision,
         DOT=halves if parts else tl.float32,
         PARTS=parts,
-        num_warps=4,
-        num_stages=2 if wide_k <= 128 else 1,
+        num_warps=4 if parts else _WARPS_OF_FLOAT32,
+        num_stages=2 if parts and wide_k <= 128 else 1,
         **options,
     )
     gate: Any = _delta_gate
