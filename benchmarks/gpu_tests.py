@@ -32,6 +32,7 @@ FILES = (
     "tests/model/test_on_gpu.py",
     "tests/model/test_kernels.py",
     "tests/model/test_delta.py",
+    "tests/model/test_delta_many.py",
     "tests/attention/test_triton.py",
     "tests/attention/test_latents.py",
 )

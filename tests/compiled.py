@@ -53,6 +53,7 @@ from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.model.kernels import (
     delta,
+    delta_many,
     drawing,
     experts,
     experts_many,
@@ -74,6 +75,7 @@ from manyhands.model.kernels.experts import MOST_TOKENS, ExpertGate, ExpertWeigh
 from manyhands.model.quantised.linear import Float8Linear
 from manyhands.model.quantised.w4a16 import Int4Linear
 from manyhands.model.routing import ExpertGroups, Scoring
+from manyhands.model.waves import Wave
 from tests import machine_code
 from tests.machine_code import ROWS
 from tests.no_device import NoDevice
@@ -85,6 +87,7 @@ FILE = Path(__file__).with_suffix(".json")
 # Products in Triton's own words: by which matrix unit, and with how much memory, is the device's matter.
 DOTS = {
     *("_skinny", "_expert_gated", "_expert_down", "attend_kernel"),
+    *("_delta_solve", "_delta_scan"),
     *("forward_kernel", "of_queries_kernel", "of_keys_kernel"),
 }
 RINGS = "whether there is a ring:"
@@ -236,14 +239,24 @@ def left_norms(size: int) -> LeftNorms:
     return LeftNorms((zeros(size), 1e-6), (zeros(size), 1e-6), 0)
 
 
-def of_states(dim: int) -> None:
-    """One token of each row through a layer that keeps a state."""
-    slots, heads = torch.zeros(2, 2, dtype=torch.int64), zeros(4)
-    qkv = delta.convolve(zeros(2, 8 * dim), zeros(8 * dim, 4), zeros(3, 8 * dim, 3), *slots)
-    small, states = zeros(2, 4), torch.zeros(3, 4, dim, dim)
-    gate, eps = zeros(2, 4, dim), 1e-6
-    weights = heads, heads, zeros(dim)
-    delta.step(qkv, gate, small, small, *weights, states, *slots, key_heads=2, eps=eps)
+def of_states(dim: int, heads: int, key_heads: int, dtype: torch.dtype = DTYPE) -> None:
+    """Rows of one token and of more through a layer that keeps a state."""
+    channels, row = (2 * key_heads + heads) * dim, torch.arange(2)
+    wave = Wave((0, 1, 2, 6), (1, 1, 4, 70), torch.tensor([0, 1, 2, 6]), *[row.repeat(2)] * 2)
+    tokens = zeros(76, channels).to(dtype)
+    taps, inputs = zeros(channels, 4).to(dtype), zeros(3, channels, 3).to(dtype)
+    small, of_heads = zeros(76, heads).to(dtype), zeros(heads).to(dtype)
+    weights = of_heads, of_heads, zeros(dim).to(dtype)
+    gate, states = zeros(76, heads, dim).to(dtype), torch.zeros(3, heads, dim, dim)
+    made = delta.Products(tokens, gate, small, small, *weights, key_heads, 1e-6)
+    out = gate.flatten(1).clone()
+    for own in (None, row):
+        delta.convolve(tokens, taps, inputs, row, row, tokens.clone(), own)
+        delta.step(made, states, row, row, out, own)
+    slots = wave.sources, wave.targets
+    delta_many.convolve(tokens, taps, inputs, *slots, wave.chunks, tokens.clone())
+    for cut in wave.cuts:
+        delta_many.rule(made, states, *slots, *cut, out)
 
 
 def products(capability: int) -> None:
@@ -261,7 +274,9 @@ def products(capability: int) -> None:
     likeliest.likeliest(zeros(2, 256))
     late.fill(torch.zeros(4, dtype=torch.int32), torch.zeros(3, dtype=torch.int64)[1:])
     drawing.draw(zeros(2, 256), torch.zeros(len(drawing.PARAMETERS), 2, dtype=torch.float64))
-    of_states(128)
+    of_states(128, 32, 16)
+    of_states(128, 48, 16)
+    of_states(128, 32, 16, torch.float16)
     if capability >= 90:
         rows.quantise_rows(zeros(2, 256), torch.float8_e4m3fn)
         gate_up.gated_product(zeros(128, 256), zeros(256, 256), None, "silu")

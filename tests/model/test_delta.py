@@ -105,14 +105,14 @@ def test_a_state_is_kept_as_exactly_as_its_numbers_are(into: float) -> None:
     decay, bias = torch.full((heads,), math.log(16.0)), torch.zeros(heads)
     if into > 0:
         decay = decay - 6
-    slots = (torch.tensor([slot], device=DEVICE) for slot in (1, 2))
+    source, target = (torch.tensor([slot], device=DEVICE) for slot in (1, 2))
     made = delta.Products(
         *(zeros, torch.ones(1, heads, dim, device=DEVICE), into * one, one),
         *(decay.to(DEVICE), bias.to(DEVICE), torch.ones(dim, device=DEVICE)),
         key_heads=heads,
         eps=1e-6,
     )
-    delta.step(made, states, *slots, torch.empty(1, dim, device=DEVICE))
+    delta.step(made, states, source, target, torch.empty(1, dim, device=DEVICE))
     rate = math.exp(float(decay)) * math.log1p(math.exp(into))
     exact = math.exp(-rate)
     assert (states[2].double() - exact).abs().max() < 4e-7 * exact * (1 + rate)
@@ -128,14 +128,14 @@ def test_how_much_of_a_value_is_taken_is_rounded_as_the_layer_rounds_it() -> Non
     keys[:, 0] = 64
     states = torch.zeros(3, heads, dim, dim, device=DEVICE)
     ones, weight = torch.ones_like(b), torch.ones_like(values[0])
-    slots = (torch.tensor([slot], device=DEVICE) for slot in (1, 2))
+    source, target = (torch.tensor([slot], device=DEVICE) for slot in (1, 2))
     made = delta.Products(
         *(torch.cat([keys, keys, values]).reshape(1, -1), values[None], ones, b),
         *(ones[0].float(), ones[0].float(), weight),
         key_heads=heads,
         eps=1e-6,
     )
-    delta.step(made, states, *slots, torch.empty(1, heads * dim, device=DEVICE).half())
+    delta.step(made, states, source, target, torch.empty(1, heads * dim, device=DEVICE).half())
     expected = values.float() * b.sigmoid().float()[0, :, None]
     assert torch.allclose(states[2, :, 0], expected, rtol=1e-5, atol=0)
     assert not torch.allclose(expected, values.float() * b.float().sigmoid()[0, :, None], rtol=1e-5)

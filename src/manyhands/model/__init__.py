@@ -5,8 +5,8 @@
     families.py      the networks that are known to work; unlisted.py: those that transformers knows as parts of composites alone
     self_test.py     the examination of any other; dummy.py: random weights in a real architecture; seeded.py: where they come from
     adapter.py       Hugging Face's code with our attention; ropes.py: how it rotates; latent.py: latent attention in two forms
-    memory.py        keys and values of all blocks; recurrent.py: states of linear layers; delta.py: one token
-                     of each row through such a layer
+    memory.py        keys and values of all blocks; recurrent.py: states of linear layers; waves.py: the rows of
+                     a pass through these; delta.py: such a layer by kernels
     shelf.py         keys and values of prompts on disk; sheet_files.py: their files; host_buffers.py and landings.py: their way to a GPU
     fusion.py        fewer launches: layers.py and products.py are the stand-ins, kernels/ what they launch
     skinny.py        products of few tokens

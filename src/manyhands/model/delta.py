@@ -93,15 +93,15 @@ class DeltaLayer:
         made = delta.Products(torch.empty_like(x), gate, a, b, *weights, *sizes)
         told = torch.empty_like(gate).flatten(1)
         for wave in waves:
-            slots = wave.sources, wave.targets
+            sources, targets = wave.sources, wave.targets
             if count := wave.num_single:
-                own, tokens = [each[:count] for each in slots], wave.single_tokens
-                delta.convolve(x, taps, inputs, *own, made.qkv, tokens)
-                delta.step(made, states, *own, told, tokens)
+                own, left, tokens = sources[:count], targets[:count], wave.single_tokens
+                delta.convolve(x, taps, inputs, own, left, made.qkv, tokens)
+                delta.step(made, states, own, left, told, tokens)
             if wave.cuts:
-                delta_many.convolve(x, taps, inputs, *slots, wave.chunks, made.qkv)
+                delta_many.convolve(x, taps, inputs, sources, targets, wave.chunks, made.qkv)
             for cut in wave.cuts:
-                delta_many.rule(made, states, *slots, *cut, told)
+                delta_many.rule(made, states, sources, targets, cut.chunks, cut.pieces, told)
         out: Tensor = module.out_proj(told)
         return out
 

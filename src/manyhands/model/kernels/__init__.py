@@ -7,8 +7,8 @@ with such of four bits (`w4a16_tiles` cuts these products for a device, and `w4a
 program when tokens are fewest, by what `copies` has), `gate_up` up to 128 tokens with both halves of a gated weight, `ring` 33 to 128 with weights that fill
 Hopper's processors evenly, `experts` tokens with the weights of the experts that were chosen for them, `experts_many` those of prompts, `mxfp4`
 with such of four bits, whose share of a thread `fragments` has in common with `w4a16`, and `drawing` takes tokens from
-logits. `delta` takes one token of each row through a layer that keeps a state. Each has a twin in plain torch beside the module that calls it,
-or in Hugging Face's own code (`delta`): the twin is what runs on a CPU, where Triton is missing, and in the tests that judge the kernel.
+logits. `delta` takes one token of each row through a layer that keeps a state, `delta_many` many tokens. Each has a twin in plain torch beside the module that calls it,
+or in Hugging Face's own code (`delta`, `delta_many`): the twin is what runs on a CPU, where Triton is missing, and in the tests that judge the kernel.
 
 The kernels are imported only where they can run: Triton exists for Linux alone.
 """

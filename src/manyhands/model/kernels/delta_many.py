@@ -5,24 +5,29 @@
                 from chunk to chunk: the state of each row;  behind both: the norm with its gate
 
 A state is changed by every token, and each token subtracts what the state before it predicts. Within a chunk of 64 tokens that is a
-triangular system: with G the logarithms of the decays, summed up from the chunk's first token on, S the state in front of it and
+triangular system. With G[i, j] the logarithms of the decays behind token j up to token i, summed up, G[i] those of all up to i, and S the
+state in front of the chunk:
 
-    L[i, j] = b_i (k_i . k_j) e^(G_i - G_j)  for j < i       new = (1 + L)^-1 b (V - e^G K S)
-    M[i, j] =     (q_i . k_j) e^(G_i - G_j)  for j <= i      out = e^G Q S + M new      S' = e^(G_last) S + (e^(G_last - G) K)^T new
+    L[i, j] = b_i (k_i . k_j) e^G[i, j]  for j < i     new = (1 + L)^-1 b (V - e^G K S)
+    M[i, j] =     (q_i . k_j) e^G[i, j]  for j <= i    out = e^G Q S + M new      S' = e^G[last] S + (e^G[last, i] K)^T new
 
 (1 + L)^-1 and M know nothing of the state, so all chunks and heads make theirs at once (`_delta_solve`). What is left in sequence are five
 products a chunk (`_delta_scan`). A program of that has some columns of one head's state in registers from the first chunk to the last: columns
 know nothing of each other, so 32 heads of 128 dims are 128 programs. The paper multiplies (1 + L)^-1 with V and with K ahead of the state
-(U and W). Here the inverse itself is multiplied with the difference: one small product more in sequence, and two large ones and most of the
-memory between both kernels less. The norm needs all columns of a head, so it has a launch of its own (`_delta_gate`).
+(U and W). Here the inverse itself is multiplied with the difference: one small product more in sequence, for two large ones and most of the
+memory between both kernels. The norm needs all columns of a head, so it has a launch of its own (`_delta_gate`).
 
-The inverse is found from blocks of two to blocks of 64: with X that of all blocks of a size and B what stands below them in those of twice
+The inverse is made from blocks of two to blocks of 64: with X that of all blocks of a size and B what stands below them in those of twice
 that size, it is X - X B X. That is substitution: every X is the inverse of a part. The powers of L, which one might sum up instead, grow beyond all
-digits where keys are alike, as in a text that repeats itself.
+digits where keys are alike, as in a text that repeats itself. Of G each number is a sum of its own, by a product with ones: a difference of sums
+from the first token on loses what is small behind what is large (a ten thousandth of a state, against float64).
 
-Queries and keys are multiplied as they come, in the dtype of the network, and their lengths are divided out of the products. Numbers are
-rounded where the modelling code rounds them: behind the convolution, behind the rule and in the midst of the norm. In between all is float32: products
-too, by three products of tensor cores each (tf32x3), of a float32 network one number at a time.
+Numbers are rounded where the modelling code rounds them: behind the convolution, behind the rule and in the midst of the norm. In between they
+are float32, and the lengths of queries and keys are divided out behind the products. How they are multiplied follows the network's dtype:
+
+    bfloat16  float16    the system in three products of tf32, which is about float32; then states and what is new as two numbers of bfloat16
+                         each (16 bits), with queries and keys as they are: a state ends 1e-5 to 1e-4 of its largest number from float64
+    float32              one number at a time (ieee)
 
 A row may have begun in an earlier launch, and one launch has no more than `MOST_CHUNKS` chunks, which bounds the memory between the kernels. Chunks
 and rows are told in integers (`model/waves.py`).
@@ -52,6 +57,9 @@ from manyhands.model.waves import CHUNK, COLUMNS
 _TOKENS, _CHANNELS = 16, 128  # of a program of the convolution
 _PART = 32  # columns of a state, in a program
 _SCALES = 4
+_WARPS_OF_FLOAT32 = 16  # products without tensor cores: fewer have no room in their registers
+# In how many parts of bfloat16 a number of the network is multiplied; 0: in float32, as it is.
+_PARTS = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 0}
 
 
 @triton.jit
@@ -76,7 +84,9 @@ def _convolve_many(
     total = tl.load(here_x[None, :] + i[:, None] * C, mask=here, other=0.0).to(tl.float32)
     total *= tl.load(weight + at * TAPS + PAST, mask=has, other=0.0).to(tl.float32)[None, :]
     for tap in tl.static_range(PAST):
-        back = i - PAST + tap  # from the chunk's first token; before the row's first one its last inputs lie
+        back = (
+            i - PAST + tap
+        )  # from the chunk's first token; before the row's first one its last inputs lie
         is_new = (before + back >= 0)[:, None]
         is_old = (before + back < 0)[:, None]
         new = tl.load(here_x[None, :] + back[:, None] * C, mask=here & is_new, other=0.0)
@@ -98,49 +108,55 @@ def _convolve_many(
 
 
 @triton.jit
-def _parts(x, DOT: tl.constexpr, IN_PARTS: tl.constexpr):
+def _parts(x, DOT: tl.constexpr, PARTS: tl.constexpr):
     """Two numbers of bfloat16 that add up to one of float32, but for its last 8 bits; it alone, twice, where it is multiplied whole."""
-    if IN_PARTS:
+    if PARTS:
         high = x.to(tl.bfloat16)
         return high.to(DOT), (x - high.to(tl.float32)).to(tl.bfloat16).to(DOT)
-    else:  # noqa: RET505 - one of both is compiled
+    else:
         return x, x
 
 
 @triton.jit
-def _product(exact, parts, total, IN_PARTS: tl.constexpr, PRECISION: tl.constexpr):
-    """`total` with the product of numbers of the network's dtype and numbers of float32, which are given in parts."""
-    if IN_PARTS:
-        return tl.dot(exact, parts[0], tl.dot(exact, parts[1], total))
-    else:  # noqa: RET505 - one of both is compiled
-        return tl.dot(exact.to(tl.float32), parts[0], total, input_precision=PRECISION)
-
-
-@triton.jit
-def _leave(room, at, square, tile, SIZE: tl.constexpr, IN_PARTS: tl.constexpr):
-    """Write a square in parts, one behind the other, or whole."""
-    if IN_PARTS:
-        high, low = _parts(tile, tl.bfloat16, IN_PARTS)
-        tl.store(room + at * 2 * SIZE + square, high)
-        tl.store(room + at * 2 * SIZE + SIZE + square, low)
+def _product(left, right, total, PARTS: tl.constexpr, PRECISION: tl.constexpr):
+    """`total` with the product of both, which are given in parts; the lower ones of both are left out, and of one part the left one's."""
+    if PARTS:
+        total = tl.dot(left[0], right[1], total)
+        if PARTS > 1:
+            total = tl.dot(left[1], right[0], total)
+        return tl.dot(left[0], right[0], total)
     else:
-        tl.store(room + at * SIZE + square, tile)
+        return tl.dot(left[0], right[0], total, input_precision=PRECISION)
 
 
 @triton.jit
-def _of_square(
-    room, at, square, parts, total,
-    SIZE: tl.constexpr, DOT: tl.constexpr, IN_PARTS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """`total` with the product of a square that was left and numbers that are given in parts."""
-    if IN_PARTS:
-        high = tl.load(room + at * 2 * SIZE + square).to(DOT)
-        low = tl.load(room + at * 2 * SIZE + SIZE + square).to(DOT)
-        total = tl.dot(high, parts[1], tl.dot(low, parts[0], total))
-        return tl.dot(high, parts[0], total)
-    else:  # noqa: RET505 - one of both is compiled
-        whole = tl.load(room + at * SIZE + square)
-        return tl.dot(whole, parts[0], total, input_precision=PRECISION)
+def _network(x, DOT: tl.constexpr, PARTS: tl.constexpr):
+    """Numbers of the network's dtype, in as many parts as they are: bfloat16 is one."""
+    if PARTS == 1:
+        return x.to(DOT), x.to(DOT)
+    else:
+        return _parts(x.to(tl.float32), DOT, PARTS)
+
+
+@triton.jit
+def _leave(room, square, tile, SIZE: tl.constexpr, PARTS: tl.constexpr):
+    """Write a square in parts, one behind the other, or whole."""
+    if PARTS:
+        high, low = _parts(tile, tl.bfloat16, PARTS)
+        tl.store(room + square, high)
+        tl.store(room + SIZE + square, low)
+    else:
+        tl.store(room + square, tile)
+
+
+@triton.jit
+def _left(room, square, SIZE: tl.constexpr, DOT: tl.constexpr, PARTS: tl.constexpr):
+    """A square that was left, in parts."""
+    if PARTS:
+        return tl.load(room + square).to(DOT), tl.load(room + SIZE + square).to(DOT)
+    else:
+        whole = tl.load(room + square)
+        return whole, whole
 
 
 @triton.jit
@@ -148,7 +164,7 @@ def _delta_solve(
     qkv, a, b, decay, bias, chunks, solved, seen, scales,
     scale, C, H: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, WIDTH_K: tl.constexpr,
     CHUNK: tl.constexpr, LEVELS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
-    DOT: tl.constexpr, IN_PARTS: tl.constexpr, OVERLAP: tl.constexpr,
+    DOT: tl.constexpr, SUM: tl.constexpr, PARTS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     take_over(OVERLAP)
     number = tl.program_id(0)
@@ -160,34 +176,47 @@ def _delta_solve(
     i = tl.arange(0, CHUNK)
     of_k = tl.arange(0, WIDTH_K)
     here = i < count
-    mask = here[:, None] & (of_k < DK)[None, :]
-    own = qkv + begin * C + (head // GROUP) * DK + (i[:, None] * C + of_k[None, :])
-    q = tl.load(own, mask=mask, other=0.0)
-    k = tl.load(own + KEYS, mask=mask, other=0.0)
-    wide_q, wide_k = q.to(tl.float32), k.to(tl.float32)
-    of_query = tl.rsqrt(tl.sum(wide_q * wide_q, 1) + 1e-6) * scale
-    of_key = tl.rsqrt(tl.sum(wide_k * wide_k, 1) + 1e-6)
     small = begin * H + head + i * H
     into = tl.load(a + small, mask=here, other=0.0).to(tl.float32)
     rate = tl.load(decay + head).to(tl.float32)
     g = log_decay(into, tl.load(bias + head).to(tl.float32), rate)
-    # What is below the least number of float32 is nothing in any case, and sums of smaller numbers keep more digits.
+    # What is below the least number of float32 is nothing in any case.
     g = tl.where(here, tl.maximum(g, -104.0), 0.0)
     beta = tl.sigmoid(tl.load(b + small, mask=here, other=0.0).to(tl.float32))
     beta = tl.where(here, beta.to(DTYPE).to(tl.float32), 0.0)
-    total = tl.cumsum(g, 0)
-    last = tl.sum(g, 0)
-    lies_behind = i[:, None] >= i[None, :]
-    kept = tl.exp(tl.where(lies_behind, total[:, None] - total[None, :], float("-inf")))
+    # Logarithms are summed up from token to token: differences of sums from the first one on lose what is small behind what is large.
+    is_behind = i[:, None] >= i[None, :]
+    is_after = i[:, None] > i[None, :]
+    ones = is_behind.to(SUM)
+    high = g.to(tl.bfloat16)
+    rest = g - high.to(tl.float32)
+    middle = rest.to(tl.bfloat16)
+    low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+    between = tl.dot(ones, tl.where(is_after, low.to(SUM)[:, None], 0.0).to(SUM))
+    between = tl.dot(ones, tl.where(is_after, middle.to(SUM)[:, None], 0.0).to(SUM), between)
+    between = tl.dot(ones, tl.where(is_after, high.to(SUM)[:, None], 0.0).to(SUM), between)
+    to_last = tl.sum(tl.where(i[:, None] == CHUNK - 1, between, 0.0), 0)
+    kept = tl.exp(tl.where(is_behind, between, float("-inf")))
+
+    mask = here[:, None] & (of_k < DK)[None, :]
+    own = qkv + begin * C + (head // GROUP) * DK + (i[:, None] * C + of_k[None, :])
+    k = tl.load(own + KEYS, mask=mask, other=0.0)
+    of_key = k.to(tl.float32)
+    of_key = tl.rsqrt(tl.sum(of_key * of_key, 1) + 1e-6)
     kept *= of_key[None, :]
-    q, k = q.to(DOT), k.to(DOT)
+    k = k.to(DOT)
     turned = tl.trans(k)
     below = tl.dot(k, turned, input_precision=PRECISION) * kept * (beta * of_key)[:, None]
-    below = tl.where(i[:, None] > i[None, :], below, 0.0)
-    views = tl.dot(q, turned, input_precision=PRECISION) * kept * of_query[:, None]
+    below = tl.where(is_after, below, 0.0)
+    q = tl.load(own, mask=mask, other=0.0)
+    of_query = q.to(tl.float32)
+    of_query = tl.rsqrt(tl.sum(of_query * of_query, 1) + 1e-6) * scale
+    views = tl.dot(q.to(DOT), turned, input_precision=PRECISION) * kept * of_query[:, None]
     block = (number * H + head).to(tl.int64)
+    SIZE: tl.constexpr = CHUNK * CHUNK
+    ROOM: tl.constexpr = 2 * SIZE if PARTS else SIZE
     square = i[:, None] * CHUNK + i[None, :]
-    _leave(seen, block, square, views, CHUNK * CHUNK, IN_PARTS)
+    _leave(seen + block * ROOM, square, views, SIZE, PARTS)
     # Blocks of two.
     is_same = (i[:, None] >> 1) == (i[None, :] >> 1)
     inverse = tl.where(i[:, None] == i[None, :], 1.0, 0.0) - tl.where(is_same, below, 0.0)
@@ -197,13 +226,15 @@ def _delta_solve(
         between = tl.where(is_same & is_apart, below, 0.0)
         between = tl.dot(between, inverse, input_precision=PRECISION)
         inverse -= tl.dot(inverse, between, input_precision=PRECISION)
-    _leave(solved, block, square, inverse * beta[None, :], CHUNK * CHUNK, IN_PARTS)
-    forward = tl.exp(total)
+    _leave(solved + block * ROOM, square, inverse * beta[None, :], SIZE, PARTS)
+    forward = tl.cumsum(g, 0)
+    last = tl.sum(g, 0)
+    forward = tl.exp(forward)
     to = scales + block * 4 * CHUNK + i
     tl.store(to, forward * of_key)
     tl.store(to + CHUNK, forward * of_query)
-    tl.store(to + 2 * CHUNK, tl.exp(last - total) * of_key)
-    tl.store(to + 3 * CHUNK, tl.exp(last + tl.zeros_like(total)))
+    tl.store(to + 2 * CHUNK, tl.exp(to_last) * of_key)
+    tl.store(to + 3 * CHUNK, tl.exp(last + tl.zeros_like(g)))
 
 
 @triton.jit
@@ -211,7 +242,7 @@ def _delta_scan(
     qkv, solved, seen, scales, pieces, states, sources, targets, out,
     C, H: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     WIDTH_K: tl.constexpr, PART: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr, IN_PARTS: tl.constexpr, DOT: tl.constexpr, OVERLAP: tl.constexpr,
+    PRECISION: tl.constexpr, PARTS: tl.constexpr, DOT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     take_over(OVERLAP)
     head = tl.program_id(1)
@@ -231,6 +262,7 @@ def _delta_scan(
     mask = has_k[:, None] & has_v[None, :]
     state = tl.load(states + source * H * DK * DV + at, mask=mask, other=0.0)
     SIZE: tl.constexpr = CHUNK * CHUNK
+    ROOM: tl.constexpr = 2 * SIZE if PARTS else SIZE
     square = i[:, None] * CHUNK + i[None, :]
     for first in range(0, count, CHUNK):
         here = first + i < count
@@ -238,27 +270,29 @@ def _delta_scan(
         own += i[:, None] * C + of_k[None, :]
         of_keys = here[:, None] & has_k[None, :]
         of_values = here[:, None] & has_v[None, :]
-        k = tl.load(own + KEYS, mask=of_keys, other=0.0).to(DOT)
-        q = tl.load(own, mask=of_keys, other=0.0).to(DOT)
+        k = _network(tl.load(own + KEYS, mask=of_keys, other=0.0), DOT, PARTS)
+        q = _network(tl.load(own, mask=of_keys, other=0.0), DOT, PARTS)
         v = qkv + (begin + first) * C + 2 * KEYS + head * DV
         v += i[:, None] * C + of_v[None, :]
         v = tl.load(v, mask=of_values, other=0.0).to(tl.float32)
         block = (chunk * H + head).to(tl.int64)
         of_chunk = scales + block * 4 * CHUNK + i
-        nothing = tl.zeros((CHUNK, PART), tl.float32)
-        parts = _parts(state, DOT, IN_PARTS)
-        known = _product(k, parts, nothing, IN_PARTS, PRECISION) * tl.load(of_chunk)[:, None]
-        told = _product(q, parts, nothing, IN_PARTS, PRECISION)
-        told *= tl.load(of_chunk + CHUNK)[:, None]
-        parts = _parts(v - known, DOT, IN_PARTS)
-        new = _of_square(solved, block, square, parts, nothing, SIZE, DOT, IN_PARTS, PRECISION)
-        parts = _parts(new, DOT, IN_PARTS)
-        told = _of_square(seen, block, square, parts, told, SIZE, DOT, IN_PARTS, PRECISION)
+        none = tl.zeros((CHUNK, PART), tl.float32)
+        parts = _parts(state, DOT, PARTS)
+        known = _product(k, parts, none, PARTS, PRECISION) * tl.load(of_chunk)[:, None]
+        told = _product(q, parts, none, PARTS, PRECISION) * tl.load(of_chunk + CHUNK)[:, None]
+        parts = _parts(v - known, DOT, PARTS)
+        inverse = _left(solved + block * ROOM, square, SIZE, DOT, PARTS)
+        new = _product(inverse, parts, none, 2 if PARTS else 0, PRECISION)
+        parts = _parts(new, DOT, PARTS)
+        views = _left(seen + block * ROOM, square, SIZE, DOT, PARTS)
+        told = _product(views, parts, told, 2 if PARTS else 0, PRECISION)
         to = out + ((begin + first) * H + head) * DV + (i[:, None] * (H * DV) + of_v[None, :])
         tl.store(to, told.to(DTYPE), mask=of_values)
-        parts = _parts(new * tl.load(of_chunk + 2 * CHUNK)[:, None], DOT, IN_PARTS)
+        parts = _parts(new * tl.load(of_chunk + 2 * CHUNK)[:, None], DOT, PARTS)
         state *= tl.load(scales + block * 4 * CHUNK + 3 * CHUNK)
-        state = _product(tl.trans(k), parts, state, IN_PARTS, PRECISION)
+        turned = tl.trans(k[0]), tl.trans(k[1])
+        state = _product(turned, parts, state, PARTS, PRECISION)
         chunk += 1
     tl.store(states + target * H * DK * DV + at, state, mask=mask)
 
@@ -324,22 +358,20 @@ def rule(
     """The rule for the tokens of these chunks, normed and gated, into `out` [T, H Dv], in qkv's dtype. All are contiguous.
 
     `states` [S, H, Dk, Dv] float32 are in slots; `sources` and `targets` [R] int64 name them. `chunks` [N, COLUMNS] and `pieces`
-    [rows of these chunks, COLUMNS] int32. Between the kernels stand
-    two squares and four scales of each chunk and head in float32, 33 KiB: 52 MB of 48 heads and as many chunks as a launch may have
+    [rows of these chunks, COLUMNS] int32. Between the
+    kernels stand two squares and four scales of each chunk and head, 33 KiB: 52 MB of 48 heads and as many chunks as a launch may have
     (`model/waves.py::MOST_CHUNKS`), however many tokens the pass has.
     """
     device, count = out.device, len(chunks)
     _, heads, dim_k, dim_v = states.shape
     wide_k, wide_v = max(16, power_of_two(dim_k)), power_of_two(dim_v)
-    part = max(16, min(_PART, wide_v))
-    in_parts = made.qkv.dtype == torch.bfloat16
-    is_wide = made.qkv.dtype == torch.float32
-    precision = "ieee" if is_wide else "tf32x3"
-    dot = tl.float32 if is_wide else dot_dtype(made.qkv)
+    part = max(16, min(_PART if wide_k <= 128 else _PART // 2, wide_v))
+    parts, precision = _PARTS[made.qkv.dtype], "tf32x3" if _PARTS[made.qkv.dtype] else "ieee"
+    own = dot_dtype(made.qkv) if parts else tl.float32
+    halves = tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16
     # Two squares each: of float32, or of two parts.
-    parts = 2 if in_parts else 1
-    kind = torch.bfloat16 if in_parts else torch.float32
-    squares = torch.empty(2, count, heads, parts, CHUNK, CHUNK, dtype=kind, device=device)
+    room, kind = (2, torch.bfloat16) if parts else (1, torch.float32)
+    squares = torch.empty(2, count, heads, room, CHUNK, CHUNK, dtype=kind, device=device)
     scales = torch.empty(count, heads, _SCALES, CHUNK, dtype=torch.float32, device=device)
     channels = made.qkv.shape[1]
     of_keys = {"H": heads, "GROUP": heads // made.key_heads, "DK": dim_k, "WIDTH_K": wide_k}
@@ -352,9 +384,10 @@ def rule(
         LEVELS=CHUNK.bit_length() - 1,
         COLUMNS=COLUMNS,
         PRECISION=precision,
-        DOT=dot,
-        IN_PARTS=in_parts,
-        num_warps=4,
+        DOT=own,
+        SUM=halves,
+        PARTS=parts,
+        num_warps=4 if parts else _WARPS_OF_FLOAT32,
         **options,
     )
     scan: Any = _delta_scan
@@ -365,10 +398,10 @@ def rule(
         PART=part,
         COLUMNS=COLUMNS,
         PRECISION=precision,
-        DOT=dot,
-        IN_PARTS=in_parts,
-        num_warps=4,
-        num_stages=1,
+        DOT=halves if parts else tl.float32,
+        PARTS=parts,
+        num_warps=4 if parts else _WARPS_OF_FLOAT32,
+        num_stages=2 if parts and wide_k <= 128 else 1,
         **options,
     )
     gate: Any = _delta_gate
