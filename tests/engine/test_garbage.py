@@ -145,14 +145,27 @@ reference = weakref.ref(new)
 del old, new
 many_passes(60)
 print("old garbage is there", gone() is not None, "new", reference() is not None)
+lately, num_before = Ring(), gc.get_freeze_count()
+def quiet_passes():
+    # Nothing stays of what is looked at.
+    for _ in range(garbage._OFTEN):
+        gc.collect(1)
+    walks[2].clear()
+    collect_between_passes()
+    return len(walks[2])
+looks = quiet_passes()
+gone = weakref.ref(lately)
+del lately
+print("quiet", looks, quiet_passes(), gone() is not None, gc.get_freeze_count() > num_before)
 """
 LATER = """
+loaded = made(500_000)
 keep_loaded()
 garbage._MOST = 400_000
 def a_while(num_passes):
     walks[2].clear()
     many_passes(num_passes)
-    return max(walks[2]) > 300_000
+    return max(walks[2]) > 400_000  # the others are of some ten thousand
 def idle():
     seen.clear()
     collect_while_idle()
@@ -181,7 +194,7 @@ gc.collect(1), gc.collect(1), gc.collect(1)
 gc.disable()
 seen.clear()
 collect_between_passes()
-print("where it is off", seen, idle())
+print("where it is off", list(seen), idle())
 """
 
 
@@ -214,6 +227,7 @@ def test_between_passes_what_has_come_is_looked_at_and_what_stays_is_left_out() 
         "how many True",
         "let go of False",
         "old garbage is there True new False",
+        "quiet 1 1 False False",
     ]
 
 
