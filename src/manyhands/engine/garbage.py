@@ -15,6 +15,7 @@ Python 3.14.0 to 3.14.4 collects old objects bit by bit and says that it has two
 from __future__ import annotations
 
 import gc
+import sys
 from dataclasses import dataclass
 
 # In processes that serve, as `gc.set_threshold` has it: objects made from one collection to the next; how many of these come between
@@ -23,9 +24,9 @@ from dataclasses import dataclass
 _SELDOM = 2_000, 2, 5_000
 _OFTEN = 3  # of the middle kind, after which all that is not left out is looked at between two passes
 _MANY = 20_000  # objects that this leaves, before they are left out: what it walks over is this and three of the middle kind at most
-# Objects left out since all were looked at that live still, after which all are looked at in the midst of runs: 100 000 prompts and
-# completions are 1.3 million, so a server that only fills up does not come so far. In circles of connections they would be 0.5 GB.
-_MOST = 2_000_000
+# Blocks of memory more than when all objects had been looked at, with which all are looked at in the midst of runs. 100 000 prompts and
+# completions take half as many, so a server that only fills up does not come so far; in circles they would be half a GB.
+_MOST = 5_000_000
 _EARLY = 0.25  # share of these, after which it is done while no run is under way
 _NEAR = 0.4  # share of the objects that make a collection due; a wait for the host makes fewer than are left
 
@@ -40,27 +41,24 @@ def collect_if_near() -> None:
 
 @dataclass
 class _LeftOut:
-    """Objects left out of collections: how many there were when all had been looked at, and since, those that are gone included."""
+    """Objects left out of collections: how many blocks of memory Python had in use when all objects had been looked at."""
 
-    before: int = 0
-    since: int = 0
+    blocks: int = 0
 
-    def are_more_than(self, most: float) -> bool:
-        """Whether so many were left out since and live still; counted only where it can be, for that walks over them."""
-        if self.since > most:
-            self.since = gc.get_freeze_count() - self.before
-        return self.since > most
+    def has_grown_by(self, most: float) -> bool:
+        """Whether so many more are in use now. Counting them takes a millisecond, where counting objects takes half a second."""
+        return sys.getallocatedblocks() - self.blocks > most
 
-    def leave_out_all(self) -> None:
-        """Collect among those that are not left out, and leave out what stays."""
+    def leave_out(self) -> None:
+        """Collect among the objects that are not left out, and leave out what stays."""
         gc.collect()
         gc.freeze()
-        self.before, self.since = gc.get_freeze_count(), 0
+        self.blocks = sys.getallocatedblocks()
 
     def look_at_all(self) -> None:
         """Collect among all objects, and leave out what stays."""
         gc.unfreeze()
-        self.leave_out_all()
+        self.leave_out()
 
 
 _left_out = _LeftOut()
@@ -74,19 +72,18 @@ def collect_between_passes() -> None:
     if not _is_ours() or gc.get_count()[2] < _OFTEN:
         return
     gc.collect()
-    if (num_left := len(gc.get_objects())) > _MANY:
+    if len(gc.get_objects()) > _MANY:
         gc.freeze()
-        _left_out.since += num_left
-        if _left_out.are_more_than(_MOST):
+        if _left_out.has_grown_by(_MOST):
             _left_out.look_at_all()
 
 
 def collect_while_idle() -> None:
-    """Look at all objects, if many that were left out live still. No run is under way, so no token waits.
+    """Look at all objects, if many were left out and live still. No run is under way, so no token waits.
 
     In the same processes as `collect_between_passes`.
     """
-    if _is_ours() and _left_out.are_more_than(_EARLY * _MOST):
+    if _is_ours() and _left_out.has_grown_by(_EARLY * _MOST):
         _left_out.look_at_all()
 
 
@@ -101,5 +98,5 @@ def keep_loaded() -> None:
     walk over all of it, and everybody's tokens would wait: for 0.2 s because of what is imported, and for 0.05 because of a network
     (two cores).
     """
-    _left_out.leave_out_all()  # garbage would stay
+    _left_out.leave_out()  # garbage would stay
     gc.set_threshold(*_SELDOM)
