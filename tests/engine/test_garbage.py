@@ -252,6 +252,6 @@ def test_runs_are_handed_over_first() -> None:
         patch.setattr(
             "manyhands.engine.loop.collect_between_passes", lambda: told.append("collect")
         )
-        for each in run_passes(small_engine(), [(None, _two_steps())]):
-            told.append(f"{len(each.runs)} run")
+        passes = run_passes(small_engine(), [(None, _two_steps())])
+        told.extend(f"{len(each.runs)} run" for each in passes)
     assert told == ["1 run", "collect"] * 3

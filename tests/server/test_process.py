@@ -134,7 +134,6 @@ def test_a_signal_that_is_ignored_stays_ignored(number: signal.Signals) -> None:
 def crowd(url: str, size: int) -> list[int]:
     """So many connections at once, each with a question; what each is answered."""
     host, port = url.removeprefix("http://").rsplit(":", 1)
-    found = []
     with ExitStack() as open_:
         opened = [
             open_.enter_context(socket.create_connection((host, int(port)), timeout=60))
@@ -142,9 +141,7 @@ def crowd(url: str, size: int) -> list[int]:
         ]
         for each in opened:
             each.sendall(f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-        for each in opened:
-            found.append(int(each.recv(65536).split(b" ", 2)[1]))
-    return found
+        return [int(each.recv(65536).split(b" ", 2)[1]) for each in opened]
 
 
 def test_more_files_are_asked_for_where_there_may_be_more() -> None:

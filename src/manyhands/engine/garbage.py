@@ -22,7 +22,7 @@ from dataclasses import dataclass
 # two that look at what they have left; and how many of the latter between two full ones. Nothing of a run stands in cycles, and yet a full one
 # walks over the tokens and blocks of all runs while they wait, and one of the middle kind over all since the last.
 _SELDOM = 2_000, 2, 5_000
-_OFTEN = 3  # of the middle kind, after which all that is not left out is looked at between two passes
+_OFTEN = 3  # of the middle kind, after which what is not left out is looked at between passes
 _MANY = 20_000  # objects that this leaves, before they are left out: what it walks over is this and three of the middle kind at most
 # Blocks of memory more than when all objects had been looked at, with which all are looked at in the midst of runs. 100 000 prompts and
 # completions take half as many, so a server that only fills up does not come so far; in circles they would be half a GB.
