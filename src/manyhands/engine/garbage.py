@@ -26,7 +26,7 @@ _OFTEN = 3  # of the middle kind, after which what is not left out is looked at 
 _MANY = 20_000  # objects that this leaves, before they are left out: what it walks over is this and three of the middle kind at most
 # Blocks of memory more than when all objects had been looked at, with which all are looked at in the midst of runs. 100 000 prompts and
 # completions take half as many, so a server that only fills up does not come so far; in circles they would be half a GB.
-_MOST = 5_000_000
+_MOST = 8_000_000
 _EARLY = 0.25  # share of these, after which it is done while no run is under way
 _NEAR = 0.4  # share of the objects that make a collection due; a wait for the host makes fewer than are left
 
