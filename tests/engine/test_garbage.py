@@ -199,7 +199,7 @@ print("where it is off", list(seen), idle())
 
 
 def _told(program: str) -> list[str]:
-    """What it prints in a process of its own: in this one the thresholds and what is left out are all tests'."""
+    """Lines that it prints in a process of its own: in this one the thresholds and what is left out are all tests'."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", SERVES + program],
@@ -246,7 +246,7 @@ def test_what_was_left_out_is_looked_at_once_much_of_it_lives() -> None:
 
 
 def test_runs_are_handed_over_first() -> None:
-    """What a pass has brought does not wait for a collection."""
+    """Tokens of a pass do not wait for a collection."""
     told: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

@@ -112,7 +112,7 @@ def run_passes(
                 engine.step()
                 seconds = time.perf_counter() - start
             yield Pass(seconds, live)
-            collect_between_passes()  # what the pass has brought is handed over
+            collect_between_passes()  # the pass's tokens are handed over
             live = [pair for pair in live if not pair[1].done]
     finally:
         for _, run in live:
