@@ -132,22 +132,16 @@ def test_a_signal_that_is_ignored_stays_ignored(number: signal.Signals) -> None:
 
 
 def crowd(url: str, size: int) -> list[int]:
-    """So many connections at once, each with a question; what each is answered, 0 for those that wait."""
+    """So many connections at once, each with a question; what each is answered."""
     host, port = url.removeprefix("http://").rsplit(":", 1)
-    found = []
     with ExitStack() as open_:
         opened = [
-            open_.enter_context(socket.create_connection((host, int(port)), timeout=1.5))
+            open_.enter_context(socket.create_connection((host, int(port)), timeout=60))
             for _ in range(size)
         ]
         for each in opened:
             each.sendall(f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-        for each in opened:
-            try:
-                found.append(int(each.recv(65536).split(b" ", 2)[1]))
-            except TimeoutError:
-                found.append(0)
-    return found
+        return [int(each.recv(65536).split(b" ", 2)[1]) for each in opened]
 
 
 def test_more_files_are_asked_for_where_there_may_be_more() -> None:
@@ -165,9 +159,7 @@ def test_few_files_are_told_once_and_cost_no_log() -> None:
     few = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (96, 96))
     with process("0", first=few) as (child, url):
         answers = crowd(url, 200)
-        assert set(answers) <= {200, 503, 0}
-        assert 200 in answers
-        assert 503 in answers
+        assert set(answers) == {200, 503}, "those that had to wait are answered, too"
         assert soon(lambda: post(url, max_tokens=2).status_code == 200), "it comes back"
         child.send_signal(signal.SIGTERM)
         code, told = ended(child)

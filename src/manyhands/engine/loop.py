@@ -18,6 +18,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from manyhands.cache.pages import PagePool
 from manyhands.cache.sheets import ShelfCounts
 from manyhands.cache.usage import Usage
+from manyhands.engine.garbage import collect_between_passes
 from manyhands.engine.one_thread import OneThread
 from manyhands.engine.pass_counts import PassCounts
 from manyhands.engine.run import Run, RunState
@@ -111,6 +112,7 @@ def run_passes(
                 engine.step()
                 seconds = time.perf_counter() - start
             yield Pass(seconds, live)
+            collect_between_passes()  # the pass's tokens are handed over
             live = [pair for pair in live if not pair[1].done]
     finally:
         for _, run in live:
