@@ -84,7 +84,7 @@ HOPPER = 90
 CAPABILITIES = (HOPPER, 86)
 PARTS = ("attention", "products")
 FILE = Path(__file__).with_suffix(".json")
-# Products in Triton's own words: by which matrix unit, and with how much memory, is the device's matter.
+# DeltaProducts in Triton's own words: by which matrix unit, and with how much memory, is the device's matter.
 DOTS = {
     *("_skinny", "_expert_gated", "_expert_down", "attend_kernel"),
     *("_delta_solve", "_delta_scan"),
@@ -153,7 +153,7 @@ def facts(launches: Iterable[Launch]) -> frozenset[str]:
 def asked_of_older(launches: Sequence[Launch], of_hopper: Iterable[Launch]) -> frozenset[str]:
     """The facts that Hopper's launches have not, as the device and that nothing overlaps; of kernels of `DOTS` all facts.
 
-    Products in assembly are those of Hopper, with a ring and without.
+    DeltaProducts in assembly are those of Hopper, with a ring and without.
     """
     own = facts(launch for launch in launches if launch.kernel.__name__ in DOTS)
     rings = {fact for fact in facts(launches) if fact.startswith(RINGS)}
@@ -248,7 +248,7 @@ def of_states(dim: int, heads: int, key_heads: int, dtype: torch.dtype = DTYPE) 
     small, of_heads = zeros(76, heads).to(dtype), zeros(heads).to(dtype)
     weights = of_heads, of_heads, zeros(dim).to(dtype)
     gate, states = zeros(76, heads, dim).to(dtype), torch.zeros(3, heads, dim, dim)
-    made = delta.Products(tokens, gate, small, small, *weights, key_heads, 1e-6)
+    made = delta.DeltaProducts(tokens, gate, small, small, *weights, key_heads, 1e-6)
     out = gate.flatten(1).clone()
     for own in (None, row):
         delta.convolve(tokens, taps, inputs, row, row, tokens.clone(), own)

@@ -106,7 +106,7 @@ def test_a_state_is_kept_as_exactly_as_its_numbers_are(into: float) -> None:
     if into > 0:
         decay = decay - 6
     source, target = (torch.tensor([slot], device=DEVICE) for slot in (1, 2))
-    made = delta.Products(
+    made = delta.DeltaProducts(
         *(zeros, torch.ones(1, heads, dim, device=DEVICE), into * one, one),
         *(decay.to(DEVICE), bias.to(DEVICE), torch.ones(dim, device=DEVICE)),
         key_heads=heads,
@@ -129,7 +129,7 @@ def test_how_much_of_a_value_is_taken_is_rounded_as_the_layer_rounds_it() -> Non
     states = torch.zeros(3, heads, dim, dim, device=DEVICE)
     ones, weight = torch.ones_like(b), torch.ones_like(values[0])
     source, target = (torch.tensor([slot], device=DEVICE) for slot in (1, 2))
-    made = delta.Products(
+    made = delta.DeltaProducts(
         *(torch.cat([keys, keys, values]).reshape(1, -1), values[None], ones, b),
         *(ones[0].float(), ones[0].float(), weight),
         key_heads=heads,

@@ -131,14 +131,14 @@ class Given:
         self.x, *others = (each.to(DEVICE, dtype) for each in given)
         gate, a, b, decay, bias, weight = others
         room = torch.full_like(self.x, torch.nan)
-        self.made = delta.Products(room, gate, a, b, decay, bias, weight, KEY_HEADS, 1e-6)
+        self.made = delta.DeltaProducts(room, gate, a, b, decay, bias, weight, KEY_HEADS, 1e-6)
         self.taps = torch.randn(CHANNELS, TAPS).to(DEVICE, dtype)
         self.inputs = torch.randn(3 + rows, CHANNELS, TAPS - 1).to(DEVICE, dtype)
         self.states = torch.randn(3 + rows, HEADS, DIM_K, DIM_V, device=DEVICE)
         self.inputs[0], self.states[0] = 0, 0
         self.inputs[3:] = self.states[3:] = torch.nan
 
-    def by_kernels(self, made: delta.Products | None = None) -> tuple[Tensor, Tensor]:
+    def by_kernels(self, made: delta.DeltaProducts | None = None) -> tuple[Tensor, Tensor]:
         """Outputs [T, H Dv], and the states of all slots; inputs are left in their slots."""
         told, states = torch.full_like(self.made.gate, torch.nan).flatten(1), self.states.clone()
         made, wave = made or self.made, self.wave
@@ -155,7 +155,7 @@ class Given:
         return told, states
 
     def convolved(self) -> tuple[Tensor, Tensor]:
-        """What the convolution gives, in float64, and the last inputs of all slots."""
+        """The output of the convolution, in float64, and the last inputs of all slots."""
         out, inputs = torch.empty_like(self.x, dtype=torch.float64), self.inputs.clone()
         for (first, count), source, target in zip(
             self.rows, self.sources, self.targets, strict=True
@@ -168,7 +168,7 @@ class Given:
         return out, inputs
 
     def exact(self) -> tuple[Tensor, Tensor]:
-        """What is told, normed and gated, and the states, of what the kernel's convolution has given."""
+        """Outputs, normed and gated, and the states, of what the kernel's convolution has given."""
         made, dtype = self.made, self.x.dtype
         sizes = [KEY_HEADS * DIM_K, KEY_HEADS * DIM_K, HEADS * DIM_V]
         q, k, v = made.qkv.double().split(sizes, 1)

@@ -90,7 +90,7 @@ class DeltaLayer:
         gate, a, b = (each.contiguous() for each in (first.gate, first.a, first.b))
         weights = module.A_log, module.dt_bias, module.norm.weight
         sizes = module.num_k_heads, module.norm.variance_epsilon
-        made = delta.Products(torch.empty_like(x), gate, a, b, *weights, *sizes)
+        made = delta.DeltaProducts(torch.empty_like(x), gate, a, b, *weights, *sizes)
         told = torch.empty_like(gate).flatten(1)
         for wave in waves:
             sources, targets = wave.sources, wave.targets

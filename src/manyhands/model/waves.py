@@ -42,7 +42,7 @@ class Alike(NamedTuple):
     targets: Tensor  # [rows] int64
 
 
-class Cut(NamedTuple):
+class ChunkLaunch(NamedTuple):
     """The chunks of one launch."""
 
     chunks: Tensor  # [chunks, COLUMNS] int32
@@ -114,13 +114,13 @@ class Wave:
         return table[: sum(chunks for chunks, _ in sizes)]
 
     @cached_property
-    def cuts(self) -> tuple[Cut, ...]:
+    def cuts(self) -> tuple[ChunkLaunch, ...]:
         """The launches that these chunks take, in their order."""
         if self.num_single == len(self.counts):
             return ()
         table, sizes = self._table
         chunk, piece, found = 0, sum(chunks for chunks, _ in sizes), []
         for chunks, pieces in sizes:
-            found.append(Cut(table[chunk : chunk + chunks], table[piece : piece + pieces]))
+            found.append(ChunkLaunch(table[chunk : chunk + chunks], table[piece : piece + pieces]))
             chunk, piece = chunk + chunks, piece + pieces
         return tuple(found)

@@ -75,7 +75,7 @@ def log_decay(a, bias, decay):
 
 @triton.jit
 def normed(told, gate, weight, eps, DV: tl.constexpr, DTYPE: tl.constexpr):
-    """What a head tells (its last axis), normed and gated as the layer does it. All in float32; rounded to DTYPE in between."""
+    r"""A head\'s output (its last axis), normed and gated as the layer does it. All in float32; rounded to DTYPE in between."""
     told *= tl.rsqrt(tl.sum(told * told, -1, keep_dims=True) / DV + eps)
     told = (told.to(DTYPE).to(tl.float32) * weight).to(DTYPE).to(tl.float32)
     return (told * gate * tl.sigmoid(gate)).to(DTYPE)
@@ -152,8 +152,8 @@ def convolve(
     )
 
 
-class Products(NamedTuple):
-    """What a layer has made of its input behind the convolution, and its own weights; all that stands between that and its output."""
+class DeltaProducts(NamedTuple):
+    """All that a layer has made of its input behind the convolution, and its own weights; all that stands between that and its output."""
 
     qkv: Tensor  # [T, C]: queries and keys of all heads, then values
     gate: Tensor  # [T, H, Dv]
@@ -167,7 +167,7 @@ class Products(NamedTuple):
 
 
 def step(
-    made: Products,
+    made: DeltaProducts,
     states: Tensor,
     sources: Tensor,
     targets: Tensor,

@@ -50,7 +50,7 @@ from torch import Tensor
 
 from manyhands.attention.kernels.overlap import launch_options, take_over
 from manyhands.attention.work import cdiv, power_of_two
-from manyhands.model.kernels.delta import Products, log_decay, normed
+from manyhands.model.kernels.delta import DeltaProducts, log_decay, normed
 from manyhands.model.kernels.skinny import dot_dtype
 from manyhands.model.waves import CHUNK, COLUMNS
 
@@ -180,7 +180,7 @@ def _delta_solve(
     into = tl.load(a + small, mask=here, other=0.0).to(tl.float32)
     rate = tl.load(decay + head).to(tl.float32)
     g = log_decay(into, tl.load(bias + head).to(tl.float32), rate)
-    # What is below the least number of float32 is nothing in any case.
+    # A number below the least one of float32 is nothing in any case.
     g = tl.where(here, tl.maximum(g, -104.0), 0.0)
     beta = tl.sigmoid(tl.load(b + small, mask=here, other=0.0).to(tl.float32))
     beta = tl.where(here, beta.to(DTYPE).to(tl.float32), 0.0)
@@ -347,7 +347,7 @@ def convolve(
 
 
 def rule(
-    made: Products,
+    made: DeltaProducts,
     states: Tensor,
     sources: Tensor,
     targets: Tensor,
