@@ -31,11 +31,13 @@ from manyhands.model.fusion import fuse_modules
 from manyhands.model.host_linear import laid_out_bytes
 from manyhands.model.layers import Norm, Part, Products, norm_form, plain_norm
 from manyhands.model.loading import load_adapter
+from manyhands.model.recurrent import StateCall, linear_layers
 from manyhands.model.self_test import exact_attention
 from manyhands.model.settings import ModelSettings
 from manyhands.model.skinny import SkinnyLinear
 from tests.model.double import DoublePrecision
 from tests.model.families_zoo import some_tokens, tiny_model, tiny_models
+from tests.model.test_recurrent import CONFIGS as HYBRIDS
 
 ZOO = tiny_models()
 TOKENS = some_tokens(30)
@@ -69,6 +71,62 @@ def test_logits_stay(name: str, double: bool) -> None:
     assert report.rotation == (name not in ROTATING)
     assert report.gates == (0 if name in ("qwen3_moe", "gpt_oss") else layers)
     assert report.kernels == "torch"
+
+
+def _hybrid(name: str, dtype: torch.dtype = torch.float32) -> ModelAdapter:
+    torch.manual_seed(0)
+    return ModelAdapter(tiny_model(HYBRIDS[name]).to(dtype))
+
+
+def _logits_of_a_text(adapter: ModelAdapter) -> Tensor:
+    states = StateCall.of_one_text(adapter.model, len(TOKENS))
+    with torch.no_grad():
+        return adapter.forward(TOKENS, None, exact_attention(adapter.ropes), states)
+
+
+@pytest.mark.parametrize("double", [False, True], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_logits_of_networks_with_states_stay(name: str, double: bool) -> None:
+    """Layers that keep a state have one product, too; heads of all kinds in turns are put in order for it."""
+    with DoublePrecision() if double else nullcontext():
+        adapter = _hybrid(name, torch.float64 if double else torch.float32)
+        expected = _logits_of_a_text(adapter)
+        report = fuse_modules(adapter, "on")
+        error = float((_logits_of_a_text(adapter) - expected).abs().max())
+    # A state hands on what was rounded before, so float32 differs by more than elsewhere: 2e-5.
+    assert error < (1e-12 if double else 5e-5)
+    layers = adapter.num_layers
+    assert report.joins == 2 * layers
+    assert report.norms >= 2 * layers + 1
+    assert report.gates == layers  # of shared experts, where layers have any
+    assert report.products == 2 * layers
+    assert report.rotation
+    for layer in linear_layers(adapter.model).values():
+        assert isinstance(layer.in_proj, Products)
+        assert not isinstance(layer.norm, Norm), "it is given a gate besides"
+
+
+@pytest.mark.skipif(GPU, reason="test_on_gpu.py runs the compiled kernels")
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_networks_with_states_and_the_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = _hybrid(name)
+    expected = _logits_of_a_text(adapter)
+    fuse_modules(adapter, "on")
+    monkeypatch.setattr(kernels, "usable", lambda x: True)
+    assert float((_logits_of_a_text(adapter) - expected).abs().max()) < 5e-5
+
+
+def test_control_heads_of_all_kinds_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs that are joined as they stand, and are read kind by kind."""
+    monkeypatch.setattr(fusion, "_AGREED", {})
+    put = products._put_in_order
+
+    def unmoved(mixer: Any, weight: Tensor) -> None:
+        put(mixer, weight.clone())
+
+    monkeypatch.setattr(products, "_put_in_order", unmoved)
+    report = fuse_modules(_hybrid("qwen3_next"), "on")
+    assert "disagreed" in str(report)
 
 
 @pytest.mark.parametrize("name", ZOO)

@@ -21,20 +21,19 @@ import torch
 from torch import Tensor, nn
 
 from manyhands.model import kernels
+from manyhands.model.layers import Products
+from manyhands.model.products import APART, IN_TURNS, JOINED, projections_of
 from manyhands.model.waves import Wave
 
 _SILU = ("silu", "swish")
-# How layers are named that make their products: of Qwen3-Next, with heads of all kinds in turns, and of Qwen3.5.
-_IN_TURNS = "in_proj_qkvz", "in_proj_ba", "fix_query_key_value_ordering"
-_APART = "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"
 _MOST = 256  # dims of a key or a value: a state is in the registers of one program
 
 
 class _Projected(NamedTuple):
-    """A layer's products of its input, before anything else."""
+    """A layer's products of its input, before anything else; tokens may stand apart from each other."""
 
     qkv: Tensor  # [T, C]: queries and keys of all heads, then values
-    gate: Tensor  # [T, H, Dv]
+    gate: Tensor  # [T, H Dv]
     b: Tensor  # [T, H]
     a: Tensor  # [T, H]
 
@@ -62,9 +61,7 @@ class DeltaLayer:
             )
         except AttributeError:
             return None
-        has_products = any(
-            all(hasattr(layer, name) for name in kind) for kind in (_IN_TURNS, _APART)
-        )
+        has_products = projections_of(layer) is not None
         is_whole = are_plain and is_known and fits and has_parts and has_products
         return cls(layer) if is_whole and isinstance(norm.variance_epsilon, float) else None
 
@@ -108,11 +105,12 @@ class DeltaLayer:
 
 def _projected(module: Any, hidden: Tensor) -> _Projected:
     """The products of a layer for `hidden` [T, D], by the modules that it has now: they may have been exchanged."""
-    if hasattr(module, _IN_TURNS[0]):
-        whole, small = module.in_proj_qkvz(hidden), module.in_proj_ba(hidden)
-        q, k, v, gate, b, a = module.fix_query_key_value_ordering(whole[None], small[None])
-        qkv = torch.cat([each[0].flatten(1) for each in (q, k, v)], dim=-1)
-        return _Projected(qkv, gate[0], b[0], a[0])
-    gate = module.in_proj_z(hidden).reshape(-1, module.num_v_heads, module.head_v_dim)
-    qkv, b, a = (each(hidden) for each in (module.in_proj_qkv, module.in_proj_b, module.in_proj_a))
-    return _Projected(qkv, gate, b, a)
+    if isinstance(joined := getattr(module, JOINED, None), Products):
+        sizes = module.conv_dim, module.value_dim, module.num_v_heads, module.num_v_heads
+        return _Projected(*joined.linear(hidden).split(sizes, dim=-1))
+    if hasattr(module, IN_TURNS[0]):
+        whole, small = (getattr(module, name)(hidden) for name in IN_TURNS)
+        *qkv, gate, b, a = module.fix_query_key_value_ordering(whole[None], small[None])
+        joint = torch.cat([each[0].flatten(1) for each in qkv], dim=-1)
+        return _Projected(joint, gate[0].flatten(1), b[0], a[0])
+    return _Projected(*(getattr(module, name)(hidden) for name in APART))

@@ -11,13 +11,17 @@ from collections import Counter
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from manyhands.model.layers import GatedMLP, HeadNorms, Norm, Part, Products, activation_name
 from manyhands.model.quantised.linear import Quantised
 
-# How layers that keep a state name what makes their products: of Qwen3.5, and of Qwen3-Next, with heads of all kinds in turns.
-PROJECTIONS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), ("in_proj_qkvz", "in_proj_ba")
+# How layers that keep a state name what makes their products: of Qwen3.5, queries, keys and values, the gate, b and a; and of Qwen3-Next, in
+# which heads of all kinds come in turns, until `ORDERING` has put them in order.
+APART = "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"
+IN_TURNS = "in_proj_qkvz", "in_proj_ba"
+ORDERING = "fix_query_key_value_ordering"
+JOINED = "in_proj"  # all of them, in the order of `APART`
 
 
 def shared_weights(model: nn.Module) -> set[int]:
@@ -70,18 +74,56 @@ def join_qkv(layer: Any, shared: set[int], *, puts_off_norms: bool) -> int:
     return 1
 
 
+def projections_of(mixer: Any) -> tuple[str, ...] | None:
+    """The names of what makes the products of a layer that keeps a state; None if they are others."""
+    if all(hasattr(mixer, name) for name in (*IN_TURNS, ORDERING)):
+        return IN_TURNS
+    return APART if all(hasattr(mixer, name) for name in APART) else None
+
+
 def join_projections(layer: Any, shared: set[int]) -> int:
     """Join the products of a layer that keeps a state: its queries, keys, values, gates and rates are made of one input."""
     mixer: Any = getattr(layer, "linear_attn", None)
-    names = next((each for each in PROJECTIONS if all(hasattr(mixer, name) for name in each)), ())
+    names = projections_of(mixer)
+    if names is None:
+        return 0
     parts: list[Any] = [getattr(mixer, name) for name in names]
-    one = joined_linear(parts, shared) if parts else None
+    if names is IN_TURNS and not all(
+        type(part) is nn.Linear and part.bias is None for part in parts
+    ):
+        return 0  # packed weights have no rows that could change places
+    one = joined_linear(parts, shared)
     if one is None:
         return 0
-    mixer.in_proj = Products(one, [part.out_features for part in parts])
+    if names is IN_TURNS:
+        _put_in_order(mixer, one.weight)
+    joined = Products(one, [part.out_features for part in parts])
+    setattr(mixer, JOINED, joined)
     for index, name in enumerate(names):
-        setattr(mixer, name, Part(mixer.in_proj, index))
+        setattr(mixer, name, Part(joined, index))
     return 1
+
+
+@torch.no_grad()
+def _put_in_order(mixer: Any, weight: Tensor) -> None:
+    """Let the outputs of a joined weight stand kind by kind, and the layer find them there.
+
+    Its own function tells where they are: it is given their numbers.
+    """
+    sizes = [getattr(mixer, name).out_features for name in IN_TURNS]
+    numbers = torch.arange(sum(sizes), device=weight.device)[None, None].split(sizes, dim=-1)
+    kinds = getattr(mixer, ORDERING)(*numbers)
+    weight.copy_(weight[torch.cat([kind.flatten() for kind in kinds])])
+    shapes = [kind.shape[2:] for kind in kinds]
+
+    def split(first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
+        """What `ORDERING` gives: queries, keys, values and gates [..., heads, dims], b and a [..., heads]."""
+        whole = torch.cat((first, second), dim=-1).split(
+            [shape.numel() for shape in shapes], dim=-1
+        )
+        return tuple(part.unflatten(-1, shape) for part, shape in zip(whole, shapes, strict=True))
+
+    setattr(mixer, ORDERING, split)
 
 
 def _head_norms(attention: Any) -> HeadNorms | None:

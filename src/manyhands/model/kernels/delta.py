@@ -35,7 +35,7 @@ _WARPS_OF = 4096  # numbers of a state, for each warp: 128 in a thread's registe
 @triton.jit
 def _convolve(
     x, weight, inputs, sources, targets, tokens, out,
-    C, TAPS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+    x_token, C, TAPS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     take_over(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
@@ -46,7 +46,7 @@ def _convolve(
     PAST: tl.constexpr = TAPS - 1
     source = inputs + tl.load(sources + row) * C * PAST + at * PAST
     target = inputs + tl.load(targets + row) * C * PAST + at * PAST
-    new = tl.load(x + token * C + at, mask=mask, other=0.0)
+    new = tl.load(x + token * x_token + at, mask=mask, other=0.0)
     total = new.to(tl.float32) * tl.load(weight + at * TAPS + PAST, mask=mask, other=0.0).to(
         tl.float32
     )
@@ -84,7 +84,7 @@ def normed(told, gate, weight, eps, DV: tl.constexpr, DTYPE: tl.constexpr):
 @triton.jit
 def _delta_step(
     qkv, gate, a, b, decay, bias, weight, states, sources, targets, tokens, out,
-    eps, scale,
+    gate_token, a_token, b_token, eps, scale,
     C, H: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -110,10 +110,10 @@ def _delta_step(
     v = tl.load(own + 2 * KEYS + head * DV + of_v, mask=has_v, other=0.0).to(tl.float32)
     q *= tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * scale
     k *= tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
-    into = tl.load(a + token * H + head).to(tl.float32)
+    into = tl.load(a + token * a_token + head).to(tl.float32)
     rate = tl.load(decay + head).to(tl.float32)
     kept = tl.exp(log_decay(into, tl.load(bias + head).to(tl.float32), rate))
-    beta = tl.sigmoid(tl.load(b + token * H + head).to(tl.float32)).to(DTYPE).to(tl.float32)
+    beta = tl.sigmoid(tl.load(b + token * b_token + head).to(tl.float32)).to(DTYPE).to(tl.float32)
 
     state *= kept
     delta = (v - tl.sum(state * k[:, None], 0)) * beta
@@ -122,9 +122,10 @@ def _delta_step(
 
     told = tl.sum(state * q[:, None], 0).to(DTYPE).to(tl.float32)
     scaled = tl.load(weight + of_v, mask=has_v, other=0.0).to(tl.float32)
-    at = (token * H + head) * DV + of_v
-    z = tl.load(gate + at, mask=has_v, other=0.0).to(tl.float32)
-    tl.store(out + at, normed(told, z, scaled, eps, DV, DTYPE), mask=has_v)
+    z = tl.load(gate + token * gate_token + head * DV + of_v, mask=has_v, other=0.0).to(tl.float32)
+    tl.store(
+        out + (token * H + head) * DV + of_v, normed(told, z, scaled, eps, DV, DTYPE), mask=has_v
+    )
 
 
 def convolve(
@@ -136,15 +137,16 @@ def convolve(
     out: Tensor,
     tokens: Tensor | None = None,
 ) -> None:
-    """The silu of the convolution of each row's last inputs and its token of `x` [T, C], into `out` [T, C], both contiguous and of one dtype.
+    """The silu of the convolution of each row's last inputs and its token of `x` [T, C], into `out` [T, C], both of one dtype.
 
     `weight` [C, K]. `inputs` [S, C, K - 1], in x's dtype, has the last inputs in slots; `sources` and `targets` [R] int64 name them.
+    Tokens of `x` may stand apart from each other, all else is contiguous.
     `tokens` [R] int64 are those of the rows; None: row t has token t.
     """
     channels = x.shape[1]
     kernel: Any = _convolve
     kernel[(len(sources), cdiv(channels, _BLOCK))](
-        *(x, weight, inputs, sources, targets, tokens, out, channels),
+        *(x, weight, inputs, sources, targets, tokens, out, x.stride(0), channels),
         TAPS=weight.shape[1],
         BLOCK=_BLOCK,
         num_warps=4,
@@ -165,6 +167,11 @@ class DeltaProducts(NamedTuple):
     key_heads: int
     eps: float  # of the norm
 
+    @property
+    def apart(self) -> tuple[int, int, int]:
+        """From one token of the gate, of a and of b to the next."""
+        return self.gate.stride(0), self.a.stride(0), self.b.stride(0)
+
 
 def step(
     made: DeltaProducts,
@@ -174,7 +181,7 @@ def step(
     out: Tensor,
     tokens: Tensor | None = None,
 ) -> None:
-    """The rule for one token of each row, normed and gated, into `out` [T, H Dv], in qkv's dtype. All are contiguous.
+    """The rule for one token of each row, normed and gated, into `out` [T, H Dv], contiguous and in qkv's dtype.
 
     `states` [S, H, Dk, Dv] float32 are in slots; `sources` and `targets` [R] int64 name them. `tokens` [R] int64 are those of the
     rows; None: row t has token t.
@@ -184,7 +191,8 @@ def step(
     kernel: Any = _delta_step
     kernel[(len(sources), heads)](
         *(made.qkv, made.gate, made.a, made.b, made.decay, made.bias, made.weight),
-        *(states, sources, targets, tokens, out, made.eps, dim_k**-0.5, made.qkv.shape[1]),
+        *(states, sources, targets, tokens, out, *made.apart, made.eps, dim_k**-0.5),
+        made.qkv.shape[1],
         H=heads,
         GROUP=heads // made.key_heads,
         DK=dim_k,

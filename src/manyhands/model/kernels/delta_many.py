@@ -65,7 +65,7 @@ _PARTS = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 0}
 @triton.jit
 def _convolve_many(
     x, weight, inputs, sources, targets, chunks, out,
-    C, TAPS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    x_token, C, TAPS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     take_over(OVERLAP)
@@ -80,8 +80,8 @@ def _convolve_many(
     target = inputs + tl.load(targets + row) * C * PAST + at * PAST
     i = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
     here = (i < count)[:, None] & has[None, :]
-    here_x = x + begin * C + at
-    total = tl.load(here_x[None, :] + i[:, None] * C, mask=here, other=0.0).to(tl.float32)
+    here_x = x + begin * x_token + at
+    total = tl.load(here_x[None, :] + i[:, None] * x_token, mask=here, other=0.0).to(tl.float32)
     total *= tl.load(weight + at * TAPS + PAST, mask=has, other=0.0).to(tl.float32)[None, :]
     for tap in tl.static_range(PAST):
         back = (
@@ -89,7 +89,7 @@ def _convolve_many(
         )  # from the chunk's first token; before the row's first one its last inputs lie
         is_new = (before + back >= 0)[:, None]
         is_old = (before + back < 0)[:, None]
-        new = tl.load(here_x[None, :] + back[:, None] * C, mask=here & is_new, other=0.0)
+        new = tl.load(here_x[None, :] + back[:, None] * x_token, mask=here & is_new, other=0.0)
         old = source[None, :] + (PAST + before + back)[:, None]
         old = tl.load(old, mask=here & is_old, other=0.0)
         scaled = tl.load(weight + at * TAPS + tap, mask=has, other=0.0).to(tl.float32)
@@ -101,7 +101,7 @@ def _convolve_many(
         for tap in tl.static_range(PAST):
             ahead = tl.zeros_like(at) + (count - PAST + tap)
             is_left = before + ahead >= 0
-            kept = tl.load(here_x + ahead * C, mask=has & is_left, other=0.0)
+            kept = tl.load(here_x + ahead * x_token, mask=has & is_left, other=0.0)
             past = source + PAST + before + ahead
             past = tl.load(past, mask=has & (before + ahead < 0), other=0.0)
             tl.store(target + tap, tl.where(is_left, kept, past), mask=has)
@@ -162,7 +162,7 @@ def _left(room, square, SIZE: tl.constexpr, DOT: tl.constexpr, PARTS: tl.constex
 @triton.jit
 def _delta_solve(
     qkv, a, b, decay, bias, chunks, solved, seen, scales,
-    scale, C, H: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, WIDTH_K: tl.constexpr,
+    a_token, b_token, scale, C, H: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, WIDTH_K: tl.constexpr,
     CHUNK: tl.constexpr, LEVELS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
     DOT: tl.constexpr, SUM: tl.constexpr, PARTS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -176,13 +176,13 @@ def _delta_solve(
     i = tl.arange(0, CHUNK)
     of_k = tl.arange(0, WIDTH_K)
     here = i < count
-    small = begin * H + head + i * H
-    into = tl.load(a + small, mask=here, other=0.0).to(tl.float32)
+    token = begin + i
+    into = tl.load(a + token * a_token + head, mask=here, other=0.0).to(tl.float32)
     rate = tl.load(decay + head).to(tl.float32)
     g = log_decay(into, tl.load(bias + head).to(tl.float32), rate)
     # A number below the least one of float32 is nothing in any case.
     g = tl.where(here, tl.maximum(g, -104.0), 0.0)
-    beta = tl.sigmoid(tl.load(b + small, mask=here, other=0.0).to(tl.float32))
+    beta = tl.sigmoid(tl.load(b + token * b_token + head, mask=here, other=0.0).to(tl.float32))
     beta = tl.where(here, beta.to(DTYPE).to(tl.float32), 0.0)
     # Logarithms are summed up from token to token: differences of sums from the first one on lose what is small behind what is large.
     is_behind = i[:, None] >= i[None, :]
@@ -300,7 +300,7 @@ def _delta_scan(
 @triton.jit
 def _delta_gate(
     told, gate, weight, chunks,
-    eps, H: tl.constexpr, DV: tl.constexpr, WIDTH_V: tl.constexpr, CHUNK: tl.constexpr,
+    gate_token, eps, H: tl.constexpr, DV: tl.constexpr, WIDTH_V: tl.constexpr, CHUNK: tl.constexpr,
     COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     take_over(OVERLAP)
@@ -314,7 +314,8 @@ def _delta_gate(
     mask = (i < count)[:, None] & has_v[None, :]
     at = ((begin + i) * H + head)[:, None] * DV + of_v[None, :]
     own = tl.load(told + at, mask=mask, other=0.0).to(tl.float32)
-    z = tl.load(gate + at, mask=mask, other=0.0).to(tl.float32)
+    of_gate = ((begin + i) * gate_token + head * DV)[:, None] + of_v[None, :]
+    z = tl.load(gate + of_gate, mask=mask, other=0.0).to(tl.float32)
     scaled = tl.load(weight + of_v, mask=has_v, other=0.0).to(tl.float32)[None, :]
     tl.store(told + at, normed(own, z, scaled, eps, DV, DTYPE), mask=mask)
 
@@ -328,15 +329,16 @@ def convolve(
     chunks: Tensor,
     out: Tensor,
 ) -> None:
-    """The silu of the convolution of each row's last inputs and its tokens of `x` [T, C], into `out` [T, C], both contiguous and of one dtype.
+    """The silu of the convolution of each row's last inputs and its tokens of `x` [T, C], into `out` [T, C], both of one dtype.
 
     `weight` [C, K]. `inputs` [S, C, K - 1], in x's dtype, has the last inputs in slots; `sources` and `targets` [R] int64 name them.
+    Tokens of `x` may stand apart from each other, all else is contiguous.
     `chunks` [N, COLUMNS] int32 are all chunks of these rows.
     """
     channels = x.shape[1]
     kernel: Any = _convolve_many
     kernel[(len(chunks), cdiv(channels, _CHANNELS), CHUNK // _TOKENS)](
-        *(x, weight, inputs, sources, targets, chunks, out, channels),
+        *(x, weight, inputs, sources, targets, chunks, out, x.stride(0), channels),
         TAPS=weight.shape[1],
         TOKENS=_TOKENS,
         COLUMNS=COLUMNS,
@@ -355,7 +357,7 @@ def rule(
     pieces: Tensor,
     out: Tensor,
 ) -> None:
-    """The rule for the tokens of these chunks, normed and gated, into `out` [T, H Dv], in qkv's dtype. All are contiguous.
+    """The rule for the tokens of these chunks, normed and gated, into `out` [T, H Dv], contiguous and in qkv's dtype.
 
     `states` [S, H, Dk, Dv] float32 are in slots; `sources` and `targets` [R] int64 name them. `chunks` [N, COLUMNS] and `pieces`
     [rows of these chunks, COLUMNS] int32. Between the
@@ -379,7 +381,7 @@ def rule(
     solve: Any = _delta_solve
     solve[(count, heads)](
         *(made.qkv, made.a, made.b, made.decay, made.bias, chunks),
-        *(*squares.unbind(), scales, dim_k**-0.5, channels),
+        *(*squares.unbind(), scales, *made.apart[1:], dim_k**-0.5, channels),
         **of_keys,
         LEVELS=CHUNK.bit_length() - 1,
         COLUMNS=COLUMNS,
@@ -406,7 +408,7 @@ def rule(
     )
     gate: Any = _delta_gate
     gate[(count, heads)](
-        *(out, made.gate, made.weight, chunks, made.eps),
+        *(out, made.gate, made.weight, chunks, made.apart[0], made.eps),
         H=heads,
         DV=dim_v,
         WIDTH_V=wide_v,
