@@ -75,7 +75,7 @@ def log_decay(a, bias, decay):
 
 @triton.jit
 def normed(told, gate, weight, eps, DV: tl.constexpr, DTYPE: tl.constexpr):
-    r"""A head\'s output (its last axis), normed and gated as the layer does it. All in float32; rounded to DTYPE in between."""
+    """A head's output (its last axis), normed and gated as the layer does it. All in float32; rounded to DTYPE in between."""
     told *= tl.rsqrt(tl.sum(told * told, -1, keep_dims=True) / DV + eps)
     told = (told.to(DTYPE).to(tl.float32) * weight).to(DTYPE).to(tl.float32)
     return (told * gate * tl.sigmoid(gate)).to(DTYPE)
