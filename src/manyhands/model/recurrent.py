@@ -37,10 +37,9 @@ from torch import Tensor, nn
 from manyhands.cache.states import RowStates
 from manyhands.errors import UnsupportedModel
 from manyhands.model.delta import DeltaStep
+from manyhands.model.hybrids import MODEL_TYPES
 
 _LAYER_TYPE = "linear_attention"
-# Model types whose linear layers name their sizes as `_store` reads them.
-_KNOWN = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 _CACHES = ("cache", "cache_params")  # names of a cache: from transformers 5.24 on, and before
 
 
@@ -151,10 +150,10 @@ def is_hybrid(config: Any) -> bool:
 def linear_layers(model: nn.Module) -> dict[int, nn.Module]:
     """The linear-attention modules of a network by the number of their layer."""
     config: Any = model.config
-    if config.model_type not in _KNOWN:
+    if config.model_type not in MODEL_TYPES:
         raise UnsupportedModel(
             f"the states of model type {config.model_type!r} are not known here",
-            hint=f"known are those of {', '.join(_KNOWN)}",
+            hint=f"known are those of {', '.join(MODEL_TYPES)}",
         )
     base: Any = model.base_model
     return {
