@@ -339,7 +339,7 @@ def test_what_such_a_network_does_not_bear(choice: dict[str, Any], said: str) ->
 
 
 def test_states_are_of_networks_that_keep_them() -> None:
-    with pytest.raises(InvalidRequest, match="no layer of this network keeps a state"):
+    with pytest.raises(InvalidRequest, match="none of those whose layers keep a state"):
         small_engine(states=4)
 
 
