@@ -321,8 +321,10 @@ class PrefixTree:
         """Feed what a path to this node goes on from and has lost its state (`StateBook.make_room`); how many tokens these are."""
         states = None if self.pool is None else self.pool.states
         num_lost, is_read = 0, True  # whether a feed begins with the state behind the node
-        for node in reversed(leaf.chain()) if states is not None else ():
-            assert states is not None and node.block is not None, "a node in the tree has a block"
+        if states is None:
+            return 0
+        for node in reversed(leaf.chain()):
+            assert node.block is not None, "a node in the tree has a block"
             if is_read and node.is_written and states.slot(node.block) is None:
                 num_lost += len(node.tokens)
                 self._renew(node)
@@ -331,13 +333,14 @@ class PrefixTree:
 
     def _renew(self, node: Node) -> None:
         """Give a node a block that is still to be fed, in the place of one whose state is gone."""
-        states = None if self.pool is None else self.pool.states
-        assert states is not None and node.parent is not None, "only states are lost, and no root has one"
+        assert self.pool is not None, "a tree without a pool has no states"
+        assert self.pool.states is not None, "only states are lost"
+        assert node.parent is not None, "no root has a state"
         fresh = Block("prefix")
         if (parent := node.parent()) is not None:
             self._enter_block(fresh, parent)
         assert node.block is not None, "a node in the tree has a block"
-        states.renewed(node.block, fresh)
+        self.pool.states.renewed(node.block, fresh)
         node.block = fresh
         self._num_tokens_lost += _lost(node)
 
@@ -346,6 +349,8 @@ class PrefixTree:
         assert node.feeder is None, "a block that is being written cannot be divided"
         assert node.block is not None, "a node in the tree has a block"
         if not node.block.num_tokens:
+            if self.pool is not None and self.pool.states is not None:
+                self.pool.states.cut(node.block, node.block, at)
             return self._cut(node, at, Block("prefix"), node.block)
         if self.pool is None:
             raise InvalidRequest(
@@ -421,8 +426,11 @@ class PrefixTree:
             if pool is not None and pool.states is not None:
                 pool.states.renewed(node.block, fresh)
             node.block = fresh
-        if node.block.num_tokens:
-            self._cut(node, node.block.num_tokens, node.block.freeze(), Block("prefix"))
+        if num_fed := node.block.num_tokens:
+            rest = Block("prefix")
+            if pool is not None and pool.states is not None:
+                pool.states.cut(node.block, rest, num_fed)
+            self._cut(node, num_fed, node.block.freeze(), rest)
 
     def _enter_block(self, block: Block, node: Node) -> None:
         """A block stands below the root below which `node` stands, or which it is."""

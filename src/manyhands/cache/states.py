@@ -230,6 +230,13 @@ class StateBook:
         if text is not None:
             self._texts[weakref.ref(fresh)] = _Text(text.start, None, text.name, is_renewed=True)
 
+    def cut(self, block: Block, rest: Block, at: int) -> None:
+        """A renewed block is fed its first `at` tokens alone, or none any more: what stands on it is read behind `rest`, or behind both."""
+        text = self._texts.get(weakref.ref(block))
+        if text is not None and text.is_renewed and text.start is not None:
+            behind = _Text(text.start + at, None, text.name, is_renewed=True)
+            self._texts[weakref.ref(rest)] = behind
+
     def is_put_behind_equal(self, block: Block) -> None:
         """The block is read behind another one than it was written behind, which holds the same tokens in the same place."""
         text = self._texts.get(weakref.ref(block))
@@ -333,7 +340,9 @@ class StateBook:
         """Forget what was gone before: blocks, and states of lengths that no block has or can go back to."""
         texts = {}
         for reference, text in self._texts.items():  # as many as are kept, in every pass
-            if (block := reference()) is None or not ((size := len(block.tokens)) or text.is_renewed):
+            if (block := reference()) is None or not (
+                (size := len(block.tokens)) or text.is_renewed
+            ):
                 continue
             texts[reference] = text
             if len(text.slots) > 1 or size not in text.slots:

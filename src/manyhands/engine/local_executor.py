@@ -196,7 +196,12 @@ class LocalExecutor:
             backend_reason=chosen.reason,
             fused=str(fused or FuseReport(left=("the network came as it is",))),
             about_memory=about_memory(
-                adapter, num_pages, chosen.page_size, free, eight_bits=eight_bits
+                adapter,
+                num_pages,
+                chosen.page_size,
+                free,
+                eight_bits=eight_bits,
+                num_states=num_states,
             ),
             num_weights=num_weights(adapter),
             has_experts=experts_of_a_token(adapter.config) is not None,

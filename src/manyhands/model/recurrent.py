@@ -27,7 +27,8 @@ fed one token each is one wave, and a recording of it (`engine/graph.py`) reads 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -38,6 +39,7 @@ from manyhands.cache.states import RowStates
 from manyhands.errors import UnsupportedModel
 from manyhands.model.delta import DeltaStep
 from manyhands.model.hybrids import MODEL_TYPES
+from manyhands.model.quiet import quiet
 
 _LAYER_TYPE = "linear_attention"
 _CACHES = ("cache", "cache_params")  # names of a cache: from transformers 5.24 on, and before
@@ -173,6 +175,10 @@ def take_over(model: nn.Module) -> None:
 class _ByRow:
     """In the place of a linear layer's `forward`: hidden states [1, T, D] of all rows, and the same of what it gives."""
 
+    _quiet: ClassVar[set[bool]] = (
+        set()
+    )  # whether rows of several tokens, and of one, were fed in this process
+
     def __init__(self, forward: Any, layer: int, step: DeltaStep | None) -> None:
         """`step`: the layer's own step by kernels, for rows that are fed one token each."""
         self._forward, self._layer, self._step = forward, layer, step
@@ -208,9 +214,21 @@ class _ByRow:
                 out[at] = step(hidden_states[0, at], store.inputs, store.states, *slots)
                 continue
             cache = _SlotCache(call.states, wave.sources, wave.targets)
-            out[wave.at] = self._forward(hidden_states[0, wave.at], **{self._cache: cache})
+            with self._without_advice(has_many=wave.at.shape[1] > 1):
+                made = self._forward(hidden_states[0, wave.at], **{self._cache: cache})
+            out[wave.at] = made
             cache.leave()
         return out[None]
+
+    @contextmanager
+    def _without_advice(self, *, has_many: bool) -> Iterator[None]:
+        """Silence in the first call of each kind, in which transformers advises once to install kernels for a GPU."""
+        if has_many in self._quiet:
+            yield
+            return
+        with quiet():
+            yield
+        self._quiet.add(has_many)
 
 
 class _SlotCache:
