@@ -29,7 +29,7 @@ class Node:
         self.pins = 0  # prompts of leases whose paths lead through here
         self.feeder: object | None = None  # which lease, or which fetch, is writing it
         self.used = 0  # when it was last let go
-        # Those that have fed it, as far as they are there: their runs may leave memory, and come back by feeding it once more.
+        # Leases that have fed it, as far as they are there: a run of theirs may leave memory, and comes back by feeding it once more.
         self.writers: tuple[weakref.ref[object], ...] = ()
 
     @property
