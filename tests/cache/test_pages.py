@@ -552,6 +552,9 @@ class Shelf:
         self.num_pages_in_use = 2
         self.num_pages_idle = 0
 
+    def passed_blocks(self) -> list[Block]:
+        return []
+
     def idle_blocks(self) -> list[Block]:
         return self.blocks
 

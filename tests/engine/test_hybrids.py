@@ -8,6 +8,7 @@ begins with the state of no text misses by more than 0.1.
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -287,6 +288,53 @@ def test_nodes_go_where_states_are_wanted() -> None:
     assert engine.prefixes.num_tokens < 8 * 8
 
 
+def _nested(num_prompts: int) -> list[tuple[int, ...]]:
+    """Prompts that leave one text in many places, as the turns of many chats do."""
+    numbers = random.Random(1)
+    text = [numbers.randrange(3, NUM_IDS) for _ in range(60)]
+    return [
+        (
+            *text[: numbers.randrange(30)],
+            *(numbers.randrange(3, NUM_IDS) for _ in range(1 + i % 11)),
+        )
+        for i in range(num_prompts)
+    ]
+
+
+def _completion(engine: Engine, prompt: tuple[int, ...]) -> Strategy:
+    settings = SharedSettings(max_tokens=6, choice=Choice(forbidden=TEXT.eos))
+    return shared_prefix([prompt], TEXT, settings, tree=engine.prefixes)
+
+
+def test_a_prompt_behind_many_others_needs_no_more_states() -> None:
+    """A path of twenty nodes, as of a long chat, is read with six states: what is only passed has none."""
+    engine, plain = hybrid_engine(states=6), hybrid_engine()
+    text = _nested(1)[0] + tuple(range(3, 60))
+    for length in range(2, 42, 2):
+        prompt = text[:length]
+        expected = [alone(plain, prompt, 6, Choice(forbidden=TEXT.eos))]
+        assert tokens_of(engine.run(_completion(engine, prompt))) == expected, length
+
+
+@pytest.mark.parametrize(("states", "least"), [(6, 25), (16, 40), (24, 40)])
+def test_a_crowd_waits_where_states_are_few(states: int, least: int) -> None:
+    """Each has the tokens it has alone, however many wait. Six states are too few for some: that is said, and nothing else."""
+    plain, engine = hybrid_engine(), hybrid_engine(states=states)
+    prompts = _nested(40)
+    runs = [engine.submit(_completion(engine, prompt)) for prompt in prompts]
+    while engine.step():
+        pass
+    num_right = 0
+    for prompt, run in zip(prompts, runs, strict=True):
+        try:
+            answer = run.result()
+        except OutOfMemory:
+            continue
+        assert tokens_of(answer) == [alone(plain, prompt, 6, Choice(forbidden=TEXT.eos))]
+        num_right += 1
+    assert num_right >= least
+
+
 def test_too_few_states_are_said() -> None:
     engine = hybrid_engine(states=2)
     settings = VoteSettings(workers=3, budget=30, mode="vote", end=SHORT_END, choice=SAMPLED)
@@ -339,7 +387,7 @@ def test_what_such_a_network_does_not_bear(choice: dict[str, Any], said: str) ->
 
 
 def test_states_are_of_networks_that_keep_them() -> None:
-    with pytest.raises(InvalidRequest, match="no layer of this network keeps a state"):
+    with pytest.raises(InvalidRequest, match="none of those whose layers keep a state"):
         small_engine(states=4)
 
 

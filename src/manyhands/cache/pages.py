@@ -142,6 +142,9 @@ class Keeper(Protocol):
     def idle_blocks(self) -> Iterable[Block]:
         """All kept blocks that could be let go."""
 
+    def passed_blocks(self) -> Iterable[Block]:
+        """Kept blocks that some run reads, and from whose end none goes on; those first that others are least likely to ask for."""
+
     def make_room(self, num_pages: int) -> None:
         """Let unused blocks go, until so many pages were freed or none is left."""
 
@@ -165,7 +168,9 @@ class PagePool:
         assert min(num_pages, page_size) > 0, (num_pages, page_size)
         self.states: StateBook | None = None
         if num_states:
-            self.states = StateBook(num_states, self._let_go, self._idle_blocks)
+            self.states = StateBook(
+                num_states, self._let_go, self._idle_blocks, self._passed_blocks
+            )
         self.recycle = recycle
         self.num_pages = num_pages
         self.page_size = page_size
@@ -404,6 +409,10 @@ class PagePool:
     def _idle_blocks(self) -> Iterable[Block]:
         """All blocks that keepers could let go."""
         return chain.from_iterable([each.idle_blocks() for each in self.keepers])
+
+    def _passed_blocks(self) -> Iterable[Block]:
+        """All kept blocks that runs read, and behind which none goes on."""
+        return chain.from_iterable([each.passed_blocks() for each in self.keepers])
 
     def _num_pages_of(self, blocks: Iterable[Block]) -> int:
         """Pages that would be free if these blocks went, unless a view still reads some of them."""

@@ -16,7 +16,10 @@ Tokens = tuple[int, ...]
 class Node:
     """One block of the tree. `tokens` are those it is meant for, written or not."""
 
-    __slots__ = ("__weakref__", "block", "children", "feeder", "parent", "pins", "tokens", "used")
+    __slots__ = (
+        *("__weakref__", "block", "children", "feeder", "parent", "pins", "tokens", "used"),
+        "writers",
+    )
 
     def __init__(self, tokens: Tokens, block: Block, parent: Node | None) -> None:
         self.tokens = tokens
@@ -26,6 +29,8 @@ class Node:
         self.pins = 0  # prompts of leases whose paths lead through here
         self.feeder: object | None = None  # which lease, or which fetch, is writing it
         self.used = 0  # when it was last let go
+        # Leases that have fed it, as far as they are there: a run of theirs may leave memory, and comes back by feeding it once more.
+        self.writers: tuple[weakref.ref[object], ...] = ()
 
     @property
     def is_written(self) -> bool:

@@ -143,6 +143,7 @@ class PrefixTree:
         leaves, found = [], []
         for tokens in prompts:
             leaf, depth = self._insert(tokens, tenant)
+            depth -= self._begin_anew(leaf)
             for node in leaf.chain():
                 self._pin(node)
             leaves.append(leaf)
@@ -174,6 +175,16 @@ class PrefixTree:
         """The blocks that no lease holds: each may go, once those behind it have gone."""
         self._check_whole()
         return (node.block for node in self._nodes() if not node.pins and node.block is not None)
+
+    def passed_blocks(self) -> Iterator[Block]:
+        """The blocks that leases hold on their way to others: none ends with such a block, and what stands on it is complete.
+
+        Those come last with which many others begin.
+        """
+        self._check_whole()
+        passed = [node for node in self._nodes() if _is_passed(node)]
+        passed.sort(key=lambda node: (len(node.children), node.used))
+        return (node.block for node in passed if node.block is not None)
 
     def make_room(self, num_pages: int) -> None:
         """Let the least recently used leaves go until so many pages are free again, or none is left."""
@@ -306,11 +317,40 @@ class PrefixTree:
             node = child
         return node, depth - lost
 
+    def _begin_anew(self, leaf: Node) -> int:
+        """Feed what a path to this node goes on from and has lost its state (`StateBook.make_room`); how many tokens these are."""
+        states = None if self.pool is None else self.pool.states
+        num_lost, is_read = 0, True  # whether a feed begins with the state behind the node
+        if states is None:
+            return 0
+        for node in reversed(leaf.chain()):
+            assert node.block is not None, "a node in the tree has a block"
+            if is_read and node.is_written and states.slot(node.block) is None:
+                num_lost += len(node.tokens)
+                self._renew(node)
+            is_read = not node.block.num_tokens
+        return num_lost
+
+    def _renew(self, node: Node) -> None:
+        """Give a node a block that is still to be fed, in the place of one whose state is gone."""
+        assert self.pool is not None, "a tree without a pool has no states"
+        assert self.pool.states is not None, "only states are lost"
+        assert node.parent is not None, "no root has a state"
+        fresh = Block("prefix")
+        if (parent := node.parent()) is not None:
+            self._enter_block(fresh, parent)
+        assert node.block is not None, "a node in the tree has a block"
+        self.pool.states.renewed(node.block, fresh)
+        node.block = fresh
+        self._num_tokens_lost += _lost(node)
+
     def _divide(self, node: Node, at: int) -> Node:
         """Put a new node before `node` that takes its first `at` tokens; `node` keeps the rest."""
         assert node.feeder is None, "a block that is being written cannot be divided"
         assert node.block is not None, "a node in the tree has a block"
         if not node.block.num_tokens:
+            if self.pool is not None and self.pool.states is not None:
+                self.pool.states.cut(node.block, node.block, at)
             return self._cut(node, at, Block("prefix"), node.block)
         if self.pool is None:
             raise InvalidRequest(
@@ -358,7 +398,7 @@ class PrefixTree:
         head = Node(node.tokens[:at], first, parent)
         for block in (first, second):
             self._enter_block(block, parent)
-        head.pins, head.used = node.pins, node.used
+        head.pins, head.used, head.writers = node.pins, node.used, node.writers
         rest, above, first_token = node.tokens[at:], weakref.ref(head), head.tokens[0]
         num_lost = _lost(node)
         head.children[rest[0]] = node
@@ -383,9 +423,14 @@ class PrefixTree:
             # It lies in another engine's memory, or went with its writer: begin anew.
             fresh = Block("prefix")
             self._enter_block(fresh, node)
+            if pool is not None and pool.states is not None:
+                pool.states.renewed(node.block, fresh)
             node.block = fresh
-        if node.block.num_tokens:
-            self._cut(node, node.block.num_tokens, node.block.freeze(), Block("prefix"))
+        if num_fed := node.block.num_tokens:
+            rest = Block("prefix")
+            if pool is not None and pool.states is not None:
+                pool.states.cut(node.block, rest, num_fed)
+            self._cut(node, num_fed, node.block.freeze(), rest)
 
     def _enter_block(self, block: Block, node: Node) -> None:
         """A block stands below the root below which `node` stands, or which it is."""
@@ -520,6 +565,21 @@ def _lost(node: Node) -> int:
     return 0 if node.pins or node.is_written else len(node.tokens)
 
 
+def _is_passed(node: Node) -> bool:
+    """Whether leases hold a node that is complete, none of them to its end, and all that they go on with is complete, and no run
+    that is there has fed it: it might leave memory, and go on from here.
+    """
+    held = [child for child in node.children.values() if child.pins]
+    is_whole = all(each.block is not None and each.block.frozen for each in (node, *held))
+    if any(_there(child.writers) for child in held):
+        return False
+    return is_whole and node.pins > 0 and node.pins == sum(child.pins for child in held)
+
+
+def _there(writers: Iterable[weakref.ref[object]]) -> list[weakref.ref[object]]:
+    return [writer for writer in writers if writer() is not None]
+
+
 class Lease:
     """A run's hold on the paths of its prompts. Close it when nothing of the run reads them any more."""
 
@@ -605,6 +665,8 @@ class Lease:
             node.block.freeze()
             if pool is not None:
                 pool.grows_no_more(node.block)
+            if pool is not None and pool.states is not None:
+                node.writers = (*_there(node.writers), weakref.ref(self._feeder))
             node.feeder = None
             del self._feeding[node]
         for node in written:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 
 from manyhands.cache.block import Block
 from manyhands.cache.journal import Journal
@@ -143,6 +143,7 @@ class _Text:
     name: int
     slots: dict[int, int] = field(default_factory=dict)  # by how many tokens the block has
     view: weakref.ref[View] | None = None  # the last view of the row that writes it
+    is_renewed: bool = False  # see `StateBook.renewed`: known before it has tokens
 
     def is_behind(self, start: int, before: int, *, is_fed: bool) -> bool:
         """Whether this is what stands before the block in some view. If that is not known, it is from now on.
@@ -165,11 +166,13 @@ class StateBook:
         num_slots: int,
         let_go: Callable[[], bool] = lambda: False,
         idle_blocks: Callable[[], Iterable[Block]] | None = None,
+        passed_blocks: Callable[[], Iterable[Block]] = tuple,
     ) -> None:
         """`let_go` drops a block that is only kept for others, where there is one: False if not. `idle_blocks` are those that may be
-        dropped; None: that is not known.
+        dropped; None: that is not known. `passed_blocks` are read, and no row goes on from the state behind one of them.
         """
         self.num_slots = num_slots
+        self._passed_blocks = passed_blocks
         self._let_go = let_go
         self._idle_blocks = idle_blocks
         self._texts: dict[weakref.ref[Block], _Text] = {}
@@ -221,6 +224,19 @@ class StateBook:
                 start += block.num_tokens - tail.num_tokens
             self._texts[weakref.ref(tail)] = _Text(start, None, text.name, slots)
 
+    def renewed(self, block: Block, fresh: Block) -> None:
+        """`fresh` is to be fed what a block holds whose state is gone: what was written behind one may be read behind both."""
+        text = self._texts.get(weakref.ref(block))
+        if text is not None:
+            self._texts[weakref.ref(fresh)] = _Text(text.start, None, text.name, is_renewed=True)
+
+    def cut(self, block: Block, rest: Block, at: int) -> None:
+        """A renewed block is fed its first `at` tokens alone, or none any more: what stands on it is read behind `rest`, or behind both."""
+        text = self._texts.get(weakref.ref(block))
+        if text is not None and text.is_renewed and text.start is not None:
+            behind = _Text(text.start + at, None, text.name, is_renewed=True)
+            self._texts[weakref.ref(rest)] = behind
+
     def is_put_behind_equal(self, block: Block) -> None:
         """The block is read behind another one than it was written behind, which holds the same tokens in the same place."""
         text = self._texts.get(weakref.ref(block))
@@ -252,8 +268,12 @@ class StateBook:
                 text.slots = {}
 
     def make_room(self, num_slots: int) -> bool:
-        """Have so many slots free, with the help of the keepers. False if it cannot be: these let nothing go then."""
-        if not self._could_have(num_slots):
+        """Have so many slots free, with the help of the keepers. False if it cannot be: these let nothing go then.
+
+        Behind what keepers let go, states go of blocks that runs only pass: they keep their keys, and a text that comes to end there
+        is fed once more.
+        """
+        if not self.could_have(num_slots):
             return False
         while (missing := num_slots - self.num_free) > 0:
             # Each that goes has one slot at most: to count all of them behind each would take long where many are kept.
@@ -261,15 +281,24 @@ class StateBook:
             while num_gone < missing and self._let_go():
                 num_gone += 1
             if not num_gone:
-                return False
-        return True
+                break
+        return missing <= 0 or self._forget_passed(num_slots)
 
-    def _could_have(self, num_slots: int) -> bool:
+    def _forget_passed(self, num_slots: int) -> bool:
+        """Forget states of passed blocks until so many slots are free; False if there are too few."""
+        for block in self._passed_blocks():
+            if self.num_free >= num_slots:
+                break
+            if (text := self._texts.get(weakref.ref(block))) is not None:
+                text.slots = {}
+        return self.num_free >= num_slots
+
+    def could_have(self, num_slots: int) -> bool:
         """Whether so many slots are free, or held by blocks that may be dropped, as far as is known."""
         if self._idle_blocks is None or (missing := num_slots - self.num_free) <= 0:
             return True
         idle: set[int] = set()
-        for block in self._idle_blocks():
+        for block in chain(self._idle_blocks(), self._passed_blocks()):
             if (text := self._texts.get(weakref.ref(block))) is not None:
                 idle.update(text.slots.values())
                 if len(idle) >= missing:
@@ -311,7 +340,9 @@ class StateBook:
         """Forget what was gone before: blocks, and states of lengths that no block has or can go back to."""
         texts = {}
         for reference, text in self._texts.items():  # as many as are kept, in every pass
-            if (block := reference()) is None or not (size := len(block.tokens)):
+            if (block := reference()) is None or not (
+                (size := len(block.tokens)) or text.is_renewed
+            ):
                 continue
             texts[reference] = text
             if len(text.slots) > 1 or size not in text.slots:

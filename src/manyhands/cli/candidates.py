@@ -21,6 +21,7 @@ from manyhands.cli.exam_options import EXAM_METHODS, EndpointChoice, EvalOptions
 from manyhands.cli.guard import tell
 from manyhands.cli.loading import (
     changes_of,
+    check_borne,
     load_engine,
     name_of,
     place_facts,
@@ -187,6 +188,7 @@ def method_candidate(
         tell(reason, "warning: ", "yellow")
     prompts = prompts_for(model, options.prompts, options.lora)
     prompt = _words(prompts, options, method)
+    check_borne(model, method, settings)
     engine, text = load_engine(model, options, Notes())
     reason = too_small_a_team(engine.facts, prompts, workers, method.name)
     if model != BUNDLED and reason:

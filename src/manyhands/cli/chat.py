@@ -22,6 +22,7 @@ from manyhands.cli.advice import too_small_a_team
 from manyhands.cli.command import chosen_of, shared_of
 from manyhands.cli.guard import complain, tell
 from manyhands.cli.loading import (
+    check_borne,
     get_ready,
     load_engine,
     name_of,
@@ -64,6 +65,7 @@ def chat(options: ChatOptions) -> None:
     if sys.stdin is None:
         raise InvalidRequest("there is no input to read messages from")
     model, notes = name_of(options.model), Notes()
+    check_borne(model, talk.method, talk.settings)
     engine, text = load_engine(model, options, notes)
     get_ready(engine)
     is_typed = sys.stdin.isatty()

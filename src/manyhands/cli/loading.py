@@ -22,10 +22,12 @@ from manyhands.errors import InvalidRequest
 from manyhands.hub import BUNDLED, exists, is_gguf, is_local, place_of
 from manyhands.model.checkpoint import check_lora, check_place
 from manyhands.model.generation import GENERATION_FILE, about, own_choice
+from manyhands.model.hybrids import check_early, keeps_states
 from manyhands.model.settings import ModelSettings
 from manyhands.prompts import Prompts, dump_prompts, load_prompts, model_prompts
 from manyhands.prompts.load import brings_words
 from manyhands.schema.choosing import pairs
+from manyhands.strategies.methods import Method, check_forks
 from manyhands.strategies.settings import Settings, SharedSettings
 
 S = TypeVar("S", Settings, SharedSettings)
@@ -101,6 +103,12 @@ def sampled(settings: S, model: str, options: Sampling, *, say: bool = True) -> 
     return replace(settings, choice=choice)
 
 
+def check_borne(model: str, method: Method, settings: Settings) -> None:
+    """Raise InvalidRequest for a method that the model's network does not bear, as far as its configuration says, before it is loaded."""
+    if keeps_states(model):
+        check_forks(method, settings)
+
+
 def load_engine(model: str, settings: ModelSettings, notes: Notes) -> tuple[Engine, Text]:
     """The engine for `model`, and the text side of its tokenizer."""
     engine = load_wordless_engine(model, settings, notes)
@@ -127,6 +135,7 @@ def load_wordless_engine(model: str, settings: ModelSettings, notes: Notes) -> E
         check_place(place, with_weights=settings.weights == "auto")
     if settings.lora is not None:
         check_lora(Path(settings.lora).expanduser())
+    check_early(replace(settings, model=place))
     is_watched = sys.stderr is not None and sys.stderr.isatty()
     if is_watched:
         tell(f"loading {model}")
@@ -200,7 +209,6 @@ def strategy_for(engine: Engine, text: Text, spec: RunSpec) -> Strategy:
     Raises InvalidRequest for a method that the model's network does not bear.
     """
     from manyhands.replay.joins import measure_joins
-    from manyhands.strategies.methods import check_forks
 
     if engine.facts.num_states:
         check_forks(spec.method, spec.settings)

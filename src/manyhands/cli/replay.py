@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from manyhands.cache.step import Choice
-from manyhands.cli.loading import load_engine, load_network, name_of, strategy_for
+from manyhands.cli.loading import check_borne, load_engine, load_network, name_of, strategy_for
 from manyhands.cli.options import ReplayOptions
 from manyhands.cli.outcome import INTERRUPTED
 from manyhands.cli.output import Notes, TraceFile, say, say_json
@@ -105,6 +105,7 @@ def go_on(trace: Trace, options: ReplayOptions) -> None:
     spec = RunSpec.from_plain(trace.header | {"context": recorded.context})
     account = account_from(trace)
     model, notes = _model_of(trace, options), Notes()
+    check_borne(model, spec.method, spec.settings)
     screen = screen_for(
         account,
         {"model": model, **spec.facts()},

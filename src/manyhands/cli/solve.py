@@ -18,6 +18,7 @@ from manyhands.cli.advice import too_small_a_team
 from manyhands.cli.command import chosen_of, shared_of
 from manyhands.cli.guard import EXIT_NO_ANSWER, tell
 from manyhands.cli.loading import (
+    check_borne,
     load_engine,
     name_of,
     prompts_for,
@@ -73,6 +74,7 @@ def solve(options: SolveOptions) -> None:
         asked = (problem, spec.facts()["workers"], method.name)
         if model == BUNDLED and (reason := outside_world(*asked)):
             notes.warn(reason)
+        check_borne(model, method, settings)
         try:
             engine, text = load_engine(model, options, notes)
             facts = engine.facts

@@ -49,6 +49,7 @@ from manyhands.errors import InvalidRequest, OutOfMemory, counted
 from manyhands.model.adapter import ModelAdapter, experts_of_a_token, weight_bytes
 from manyhands.model.fusion import FuseReport, check_fuse, fuse_modules
 from manyhands.model.generation import end_ids
+from manyhands.model.hybrids import check_early, check_settings
 from manyhands.model.loading import load_adapter
 from manyhands.model.memory import (
     Memory,
@@ -94,6 +95,7 @@ def load_network(
     check_backend(settings.backend)  # a wrong name should not cost a load
     check_quantise(settings.quantise)
     check_fuse(settings.fuse)
+    check_early(settings)
     place = device or settings.device
     if place != "cpu" and settings.backend in ("auto", "triton") and torch.cuda.is_available():
         begin_key()
@@ -194,7 +196,12 @@ class LocalExecutor:
             backend_reason=chosen.reason,
             fused=str(fused or FuseReport(left=("the network came as it is",))),
             about_memory=about_memory(
-                adapter, num_pages, chosen.page_size, free, eight_bits=eight_bits
+                adapter,
+                num_pages,
+                chosen.page_size,
+                free,
+                eight_bits=eight_bits,
+                num_states=num_states,
             ),
             num_weights=num_weights(adapter),
             has_experts=experts_of_a_token(adapter.config) is not None,
@@ -541,31 +548,9 @@ def _states(adapter: ModelAdapter, settings: ModelSettings) -> States | None:
 
     Raises InvalidRequest for a setting that such a network does not bear, OutOfMemory where they do not fit.
     """
+    check_settings(settings, adapter.keeps_states)
     if not adapter.keeps_states:
-        if settings.states is not None:
-            raise InvalidRequest(
-                f"states is {settings.states}, and no layer of this network keeps a state",
-                hint="leave it out",
-            )
         return None
-    for name, is_asked, reason in (
-        (
-            "speculate",
-            settings.speculate,
-            "a guess that is refused in its middle has left no state there",
-        ),
-        (
-            "kv_cache_dtype int8",
-            settings.kv_cache_dtype == "int8",
-            "runs leave for want of states, and with rounded keys they would not come back as they were",
-        ),
-        ("cache", settings.cache is not None, "sheets on disk hold keys and values, and no states"),
-    ):
-        if is_asked:
-            raise InvalidRequest(
-                f"{name} was asked for, and layers of this network keep one state of a text: {reason}",
-                hint=f"leave out {name}",
-            )
     num_states = settings.states or default_states(adapter)
     try:
         return States(adapter.model, num_states)

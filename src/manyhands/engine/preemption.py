@@ -35,6 +35,9 @@ from manyhands.engine.run import Queues, Run, RunState
 from manyhands.errors import InvalidRequest, ManyhandsError, OutOfMemory, RanksFailed
 
 Rebuild = Callable[[Past, Collection[Block]], None]
+# A row that writes leaves a state in each pass, and another one where the pass behind it is begun ahead; a run that comes feeds a
+# prompt, perhaps in two parts, and then writes.
+_STATES_OF_A_ROW, _STATES_OF_A_RUN = 2, 4
 _MARGIN = 16  # a run comes back if a 16th of the memory stays free: else it left in the next pass
 
 
@@ -97,7 +100,7 @@ class Preemption:
 
     def may_have(self, run: Run, pages: int, shared: int) -> bool:
         """Whether `run` may be promised so many pages, `shared` of them in the prefix tree."""
-        if run.age is None and self._outside:
+        if run.age is None and (self._outside or not self._may_have_states()):
             return False
         size, kept = self.pool.num_pages, self.pool.num_pages_in_use_by_keepers
         promised = self.num_pages_promised + pages
@@ -112,6 +115,20 @@ class Preemption:
             and pages + kept <= size
             and most + shared + kept <= size
         )
+
+    def _may_have_states(self) -> bool:
+        """Whether one more run finds states beside those that are there, as far as their steps tell.
+
+        Runs may come to ask for more; then the youngest leave. A crowd in which each holds no more than its prompt could not go on.
+        """
+        states, num_admitted = self.pool.states, self._certain.num_runs + self._preemptible.num_runs
+        if states is None or not num_admitted:
+            return True
+        steps = [run.step for run in self._running if run.step is not None]
+        num_begun = sum(len(step.rows) for step in steps)
+        num_new = num_admitted - len(steps)
+        wanted = _STATES_OF_A_ROW * num_begun + _STATES_OF_A_RUN * (num_new + 1)
+        return states.could_have(wanted)
 
     def admit(self, run: Run) -> None:
         """Number a run that takes part from now on, and follow it if it is not certain."""

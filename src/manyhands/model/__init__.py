@@ -3,6 +3,7 @@
     settings.py      the choices of a model; devices.py: where it lives, in which precision
     loading.py       a name into a network that is ready; checkpoint.py: its files; configuration.py: its config.json, judged
     families.py      the networks that are known to work; unlisted.py: those that transformers knows as parts of composites alone
+    hybrids.py       which models keep states, by their configuration alone, and what these do not bear
     self_test.py     the examination of any other; dummy.py: random weights in a real architecture; seeded.py: where they come from
     adapter.py       Hugging Face's code with our attention; ropes.py: how it rotates; latent.py: latent attention in two forms
     memory.py        keys and values of all blocks; recurrent.py: states of linear layers; waves.py: the rows of

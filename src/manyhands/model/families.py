@@ -15,6 +15,7 @@ from typing import Any
 from manyhands.attention.attend import QueryScale
 from manyhands.cache.states import FORKING
 from manyhands.errors import UnsupportedModel, counted
+from manyhands.model import hybrids
 
 
 @dataclass(frozen=True)
@@ -140,8 +141,7 @@ _COMPOSITES = {
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
     "llama4": "llama4_text",
-    "qwen3_5": "qwen3_5_text",
-    "qwen3_5_moe": "qwen3_5_moe_text",
+    **hybrids.COMPOSITES,
 }
 FAMILIES: dict[str, Family] = {row.model_type: row for row in _ROWS}
 

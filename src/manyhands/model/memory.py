@@ -156,7 +156,7 @@ def default_memory_tokens(
 
 def default_states(adapter: ModelAdapter) -> int:
     """How many states of texts to hold by default: what half of the memory for tokens holds, at most 256."""
-    return max(2, min(256, _share(adapter) // 2 // state_bytes(adapter.model)))
+    return max(5, min(256, _share(adapter) // 2 // state_bytes(adapter.model)))
 
 
 def _share(adapter: ModelAdapter) -> int:
@@ -166,7 +166,13 @@ def _share(adapter: ModelAdapter) -> int:
 
 
 def about_memory(
-    adapter: ModelAdapter, num_pages: int, page_size: int, free: int, *, eight_bits: bool = False
+    adapter: ModelAdapter,
+    num_pages: int,
+    page_size: int,
+    free: int,
+    *,
+    eight_bits: bool = False,
+    num_states: int = 0,
 ) -> str:
     """A sentence about where memory goes; `free` bytes were free when the weights had been loaded."""
     weights = held_bytes(adapter)
@@ -176,8 +182,15 @@ def about_memory(
     return (
         f"weights take {_in_gib(weights)}, {_in_gib(free)} of {adapter.device} were free beside them, "
         f"and {_in_gib(pool)} of that hold keys and values{rounded}: {num_tokens:,} tokens in {num_pages:,} "
-        f"pages of {page_size}"
+        f"pages of {page_size}{_states_of(adapter, num_states)}"
     )
+
+
+def _states_of(adapter: ModelAdapter, num_states: int) -> str:
+    if not num_states:
+        return ""
+    size = state_bytes(adapter.model)
+    return f"; {num_states} states of texts take {_in_gib(num_states * size)}, {_in_gib(size)} each"
 
 
 def held_bytes(adapter: ModelAdapter) -> int:

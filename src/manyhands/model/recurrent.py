@@ -27,7 +27,8 @@ fed one token each is one wave, and a recording of it (`engine/graph.py`) reads 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -37,11 +38,11 @@ from torch import Tensor, nn
 from manyhands.cache.states import EMPTY, RowStates
 from manyhands.errors import UnsupportedModel
 from manyhands.model.delta import DeltaLayer
+from manyhands.model.hybrids import MODEL_TYPES
+from manyhands.model.quiet import quiet
 from manyhands.model.waves import Wave
 
 _LAYER_TYPE = "linear_attention"
-# Model types whose linear layers name their sizes as `_store` reads them.
-_KNOWN = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 _CACHES = ("cache", "cache_params")  # names of a cache: from transformers 5.24 on, and before
 
 
@@ -155,10 +156,10 @@ def is_hybrid(config: Any) -> bool:
 def linear_layers(model: nn.Module) -> dict[int, nn.Module]:
     """The linear-attention modules of a network by the number of their layer."""
     config: Any = model.config
-    if config.model_type not in _KNOWN:
+    if config.model_type not in MODEL_TYPES:
         raise UnsupportedModel(
             f"the states of model type {config.model_type!r} are not known here",
-            hint=f"known are those of {', '.join(_KNOWN)}",
+            hint=f"known are those of {', '.join(MODEL_TYPES)}",
         )
     base: Any = model.base_model
     return {
@@ -177,6 +178,10 @@ def take_over(model: nn.Module) -> None:
 
 class _ByRow:
     """In the place of a linear layer's `forward`: hidden states [1, T, D] of all rows, and the same of what it gives."""
+
+    # Whether rows of several tokens, and of one, were fed to modelling code in this process: in the first call of each kind
+    # transformers advises to install kernels for a GPU.
+    _has_advised: ClassVar[set[bool]] = set()
 
     def __init__(self, forward: Any, layer: int, kernels: DeltaLayer | None) -> None:
         """`kernels`: the same forward by kernels."""
@@ -210,12 +215,23 @@ class _ByRow:
             out = torch.empty_like(hidden)
             for alike in (alike for wave in call.waves for alike in wave.alike):
                 cache = _SlotCache(call.states, alike.sources, alike.targets)
-                out[alike.at] = self._forward(hidden[alike.at], **{self._cache: cache})
+                with self._without_advice(alike.at.shape[1] > 1):
+                    out[alike.at] = self._forward(hidden[alike.at], **{self._cache: cache})
                 cache.leave()
         if call.order is not None:
             rows, out = out, torch.empty_like(out)
             out[call.order] = rows
         return out[None]
+
+    @classmethod
+    @contextmanager
+    def _without_advice(cls, has_many: bool) -> Iterator[None]:
+        if has_many in cls._has_advised:
+            yield
+            return
+        with quiet():
+            yield
+        cls._has_advised.add(has_many)
 
 
 class _SlotCache:

@@ -104,7 +104,8 @@ class ModelSettings:
     )
     states: int | None = setting(
         None,
-        "Texts whose states are held, for networks with layers that keep one (Qwen3-Next, Qwen3.5).",
+        "Texts whose states are held, for networks with layers that keep one (Qwen3-Next, Qwen3.5). A lone writer "
+        "needs 5.",
         at_least=2,
         unset="what half of the memory for tokens holds, at most 256",
         panel=_MODEL,
