@@ -68,7 +68,7 @@ def test_broad_heads_fit_on_an_h200(
     room, dims = 232448, 512
     monkeypatch.setattr(launches, "shared_memory", lambda device: room)
     tiling = Tiling(8, 4, 132, key_tile=64 if itemsize == 2 else 32, large_rows=64)
-    found = Launches.fitting(tiling, 2 * dims * itemsize, CPU, is_broad=True)
+    found = Launches.fitting(tiling, 2 * dims * itemsize, CPU, dims=dims)
     assert (found.large.keys, found.large.num_stages) == (keys, stages)
     tiles = {
         64: (found.large, found.wide, found.many_wide),
@@ -109,6 +109,18 @@ def test_a_large_group_leaves_less_room_for_stages(monkeypatch: pytest.MonkeyPat
         for group in (8, 65)
     )
     assert (few.large.num_stages, many.large.num_stages) == (2, 1)
+
+
+def test_sums_of_heads_of_256_take_a_quarter_of_a_threads_registers() -> None:
+    """With as many warps as heads of 128 dims have, a thread has twice the sums, and as many queries beside them."""
+    dims, tiling = 256, Tiling(4, 4, 132, large_rows=64)
+    found, usual = (Launches.fitting(tiling, 4 * dims, CPU, dims=each) for each in (dims, 128))
+    tiles = (64, "large"), (64, "many_wide"), (32, "many_doubled"), (16, "many"), (16, "few")
+    for rows, name in tiles:
+        assert rows * dims <= 64 * 32 * getattr(found, name).num_warps
+    # control
+    assert 16 * dims > 64 * 32 * usual.many.num_warps
+    assert 64 * dims > 64 * 32 * usual.large.num_warps
 
 
 @pytest.mark.parametrize("num_heads", [1, 2, 12, 32])

@@ -225,7 +225,7 @@ def launches_of(
         head_bytes,
         device,
         is_mapped=_can_map(shape, stored, device),
-        is_broad=_is_broad(shape),
+        dims=max(shape.head_dim, shape.value_dim),
     )
     return found.in_eight_bits() if stored.itemsize == 1 and not _is_broad(shape) else found
 

@@ -3,6 +3,9 @@
 Stages are what a program has on its way at the same time. How many there can be is limited by the shared
 memory that one program may have, so other devices may get fewer.
 
+All was measured with heads of 128 dims. Those of more, up to 256 (Gemma 3's, Qwen3.5's), have what spills no registers, and was best of a
+few with 4 k tokens.
+
 Broad heads, of more than 256 dims (Gemma 4's), are launched by arithmetic and not by measurement: fewer keys an
 iteration, until a tile fits, and twice the warps, so that a thread holds as many of a tile's sums as with 256.
 """
@@ -26,6 +29,7 @@ SPECIALISED_BOX = 64  # slots that it brings at once; pages and splits hold whol
 SPECIALISED_WIDTH = 64  # dims of these: the widest that can be swizzled
 LATENT_ROWS = 64  # of a tile of kernels/specialised_latents.py
 BROAD = 256  # dims of a head, beyond which it is broad
+_FULL = 128  # the same, beyond which a warp has no room for sixteen rows: their sums take as many registers as a thread has
 _HOPPER = 9  # compute capability, its first number
 _LAST_GLUON = (3, 9)  # release of Triton that kernels in Gluon are known to compile with
 _LEAST_KEYS = 16  # of an iteration: products want so many
@@ -71,9 +75,10 @@ class Launches:
         device: torch.device,
         *,
         is_mapped: bool = False,
-        is_broad: bool = False,
+        dims: int = _FULL,
     ) -> Launches:
-        """For this tiling, if a key and its value take `head_bytes`."""
+        """For this tiling, if a key and its value take `head_bytes`, and the larger one has so many dims."""
+        is_broad = dims > BROAD
         rows = max(tiling.large_rows, power_of_two(tiling.group))  # of a large tile
         room = shared_memory(device) - _RESERVED - rows * head_bytes // 2
         keys = tiling.key_tile
@@ -84,7 +89,7 @@ class Launches:
         most = max(1, room // (keys * head_bytes))  # stages that fit
         stages, warps = min(3, most), 2 if is_broad else 1
         is_short = keys * head_bytes <= _STAGE_OF_MANY
-        return cls(
+        found = cls(
             is_mapped=is_mapped,
             large=Launch(4 * warps, stages, keys, two_walks=True),
             small=Launch(4, stages, keys),
@@ -95,6 +100,20 @@ class Launches:
             wide=Launch(4 * warps, stages, min(32, keys)),
             many_wide=Launch(4 * warps, stages, keys if is_short else min(32, keys)),
             lone=Launch(warps, 1, 8),
+        )
+        return found.of_full() if _FULL < dims <= BROAD else found
+
+    def of_full(self) -> Launches:
+        """For heads of more than 128 dims: twice the warps and half the keys of an iteration, wherever registers were spilled else."""
+        keys = min(32, self.small.keys)
+        many = Launch(4, 2, keys)
+        return replace(
+            self,
+            large=replace(self.large, num_warps=8),
+            few=replace(self.few, keys=keys),
+            many=many,
+            many_doubled=many,
+            many_wide=replace(many, num_warps=8),
         )
 
     @classmethod
