@@ -110,7 +110,7 @@ class Launches:
         return replace(
             self,
             large=replace(self.large, num_warps=8),
-            few=replace(self.few, keys=keys),
+            few=replace(self.few, keys=keys, num_stages=min(3, 2 * self.few.num_stages)),
             many=many,
             many_doubled=many,
             many_wide=replace(many, num_warps=8),

@@ -6,7 +6,8 @@ first dims of all pairs and the second ones, rotates them, and puts them side by
 in the order of `columns`, which for whole heads is the order in memory.
 
 Keys are read as they lie, many dims at a time, so queries that meet them stand in that order whatever is rotated (`rotated`). Where pairs
-leave another one, each dim is loaded beside the other one of its pair: a query is small, and its second loads come from the cache.
+leave another one, the dims that rotate are turned as a whole head is, and put in front of the others; where their number is no power of two, each is
+loaded beside the other one of its pair.
 
     HALF  pairs of a head, rounded up to a power of two
 """
@@ -132,6 +133,17 @@ def rotated(
     if INTERLEAVED or (ROTARY_DIM == HEAD_DIM and HEAD_DIM == 2 * HALF):
         x, y = loaded(source, mask, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF, BESIDE)
         return turned(x, y, mask, cos, sin, HEAD_DIM, INTERLEAVED, HALF, BESIDE)
+    elif ROTARY_DIM & (ROTARY_DIM - 1) == 0 and HEAD_DIM == 2 * HALF:
+        # The first dims, which rotate as a whole head does, take the place of what lies there.
+        PAIRS: tl.constexpr = ROTARY_DIM // 2
+        GROUPS: tl.constexpr = HEAD_DIM // ROTARY_DIM
+        x, y = loaded(source, mask, ROTARY_DIM, ROTARY_DIM, INTERLEAVED, PAIRS, BESIDE)
+        first = turned(x, y, mask, cos, sin, ROTARY_DIM, INTERLEAVED, PAIRS, BESIDE)
+        whole = standing(source, mask, HEAD_DIM, HALF, BESIDE)
+        whole = tl.reshape(whole, (whole.shape[0], GROUPS, ROTARY_DIM))
+        is_first = tl.arange(0, GROUPS)[None, :, None] == 0
+        whole = tl.where(is_first, tl.expand_dims(first, 1), whole)
+        return tl.reshape(whole, (whole.shape[0], HEAD_DIM))
     else:
         FROM: tl.constexpr = ".cg" if BESIDE else ""
         PAIRS: tl.constexpr = ROTARY_DIM // 2
