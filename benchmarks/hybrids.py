@@ -4,14 +4,13 @@
 
 Completions of one prompt, which is really fed: a state cannot be made up. Each pass reads every weight, the keys and values of the full
 layers, and the state of each row, and writes a state for each row. The floor is all linear layers in one CUDA graph, plus those bytes at the
-speed of a copy; of experts, those that its tokens have chosen, which are counted. The same passes are made in four ways with the same weights:
+speed of a copy; of experts, those that its tokens have chosen, which are counted. Such passes are made in three ways:
 
-    recorded            passes recorded as CUDA graphs, linear layers by kernels (`manyhands/model/delta.py`)
-    launched            the same, launch by launch
-    before              launch by launch, by the modelling code's own linear layers: as it was without these kernels
-    before, recorded    the modelling code's layers in recorded passes
+    recorded    as CUDA graphs, with fused modules and linear layers by kernels (`manyhands/model/delta.py`)
+    launched    the same, launch by launch
+    before      launch by launch, by the modelling code's own modules, as it was without these
 
-Then the first token of a prompt that comes alone, by both kinds of layers.
+Then the first token of a prompt that comes alone, by both kinds of modules.
 
 Random weights as they come forget a text within a token, and tell next to nothing of it. Decays and convolutions are drawn anew, such that
 heads remember between ten and ten thousand tokens (arXiv 2312.00752, section 3.6, has the steps that training begins with).
@@ -30,6 +29,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -67,15 +67,14 @@ class Way(NamedTuple):
     """A way to make a pass."""
 
     name: str
-    by_kernels: bool
+    is_ours: bool  # fused modules, and linear layers by kernels
     graphs: bool
 
 
-RECORDED = Way("recorded", by_kernels=True, graphs=True)
-LAUNCHED = Way("launched", by_kernels=True, graphs=False)
-BEFORE = Way("before", by_kernels=False, graphs=False)
-BEFORE_RECORDED = Way("before, recorded", by_kernels=False, graphs=True)
-WAYS = (RECORDED, LAUNCHED, BEFORE, BEFORE_RECORDED)
+RECORDED = Way("recorded", is_ours=True, graphs=True)
+LAUNCHED = Way("launched", is_ours=True, graphs=False)
+BEFORE = Way("before", is_ours=False, graphs=False)
+WAYS = (RECORDED, LAUNCHED, BEFORE)
 
 
 class Hybrids(Decode):
@@ -95,31 +94,39 @@ class Hybrids(Decode):
     def run(self) -> None:
         """The floor, the gate, each way, the experts that are read, and prompts."""
         linears = put_limits(self)
+        cells: dict[int, dict[str, Any]] = {}
+        for is_ours, ways in groupby(self.ways, lambda way: way.is_ours):
+            self._load(is_ours)
+            cells = cells or {rows: self._cell(rows, linears[rows]) for rows in self.workers}
+            for way in ways:
+                with layers_of(way), self.results.surviving(way.name):
+                    self._way(way, cells)
+                free(self.device)
+            last = LAUNCHED if is_ours else BEFORE
+            with layers_of(last), self.results.surviving(f"prompts, {last.name}"):
+                self._prompts(last)
+            del self.adapter
+            free(self.device)
+
+    def _load(self, is_ours: bool) -> None:
+        """The network, with fused modules or without."""
         with tempfile.TemporaryDirectory() as folder:
-            place = self.shape.write(Path(folder))
-            dtype = self.results.content["dtype"]
             settings = ModelSettings(
-                str(place), weights="dummy", device=str(self.device), dtype=dtype
+                str(self.shape.write(Path(folder))),
+                weights="dummy",
+                device=str(self.device),
+                dtype=self.results.content["dtype"],
+                fuse="on" if is_ours else "off",
             )
             network = load_network(settings)
-            adapter = network.adapter
-        self.clock.say(f"{self.shape.title}: loaded")
-        self.adapter = adapter
-        remembering(adapter.model)
+        self.adapter = network.adapter
+        remembering(self.adapter.model)
+        self.clock.say(f"{self.shape.title}: loaded, {network.fused}")
         self.results.put(
             kv_bytes_per_token=self.shape.token_bytes(self.dtype.itemsize),
-            state_bytes=state_bytes(adapter.model),
+            state_bytes=state_bytes(self.adapter.model),
             history=self.history,
         )
-        cells = {rows: self._cell(rows, linears[rows]) for rows in self.workers}
-        for way in self.ways:
-            with layers_of(way), self.results.surviving(way.name):
-                self._way(way, cells)
-            free(self.device)
-        for way in (LAUNCHED, BEFORE):
-            with layers_of(way), self.results.surviving(f"prompts, {way.name}"):
-                self._prompts(way)
-            free(self.device)
 
     def _engine_of(self, way: Way, slots: int = _BESIDE) -> Engine:
         """An engine over the one network."""
@@ -261,7 +268,7 @@ class Hybrids(Decode):
 def layers_of(way: Way) -> Iterator[None]:
     """Linear layers are made by kernels meanwhile, or by the modelling code."""
     usual = DeltaLayer.serves
-    with mock.patch.object(DeltaLayer, "serves", lambda step, x: way.by_kernels and usual(step, x)):
+    with mock.patch.object(DeltaLayer, "serves", lambda step, x: way.is_ours and usual(step, x)):
         yield
 
 
