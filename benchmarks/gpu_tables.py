@@ -244,6 +244,51 @@ def _change(then: Result, now: Result) -> str:
     return f"{now['tokens_per_second'] / then['tokens_per_second'] - 1:+.1%}"
 
 
+_HYBRIDS = ("qwen3.5-9b", "qwen3.5-27b", "qwen3-next-80b-12")
+
+
+def hybrids() -> str:
+    """Passes of networks that keep states: recorded, launch by launch, and as they were before."""
+    rows = []
+    for name in _HYBRIDS:
+        found = result(f"hybrids_{name}") or {}
+        for line in found.get("cells", []):
+            ours, floor = line["recorded"]["ms"], line["floor_ms"]
+            launched, before = (line.get(way, {}).get("ms") for way in ("launched", "before"))
+            rows.append(
+                [
+                    found["model"] if line is found["cells"][0] else "",
+                    str(line["rows"]),
+                    f"{ours:.2f}",
+                    f"{floor:.2f}",
+                    f"{ours / floor:.2f} ×",
+                    f"{1e3 * line['rows'] / ours:.0f}",
+                    f"{launched:.1f}" if launched else "",
+                    f"{before:.1f}" if before else "",
+                    f"{before / ours:.0f} ×" if before else "",
+                ]
+            )
+    head = ["shapes", "rows", "ms", "floor, ms", "over it", "tokens/s"]
+    head += ["launch by launch, ms", "before, ms", "times as fast"]
+    return table(head, rows) if rows else NOTHING_YET
+
+
+def hybrids_prompts() -> str:
+    """The first token of a prompt of such a network that comes alone."""
+    rows = []
+    for name in _HYBRIDS:
+        found = result(f"hybrids_{name}") or {}
+        lines = found.get("prompts", [])
+        before = {line["length"]: line["ms_first"] for line in lines if line["way"] == "before"}
+        for line in (line for line in lines if line["way"] == "launched"):
+            ours, was = line["ms_first"], before.get(line["length"])
+            title = found["model"] if line is lines[0] else ""
+            asked = [f"{was:.0f}", f"{was / ours:.1f} ×"] if was else ["", ""]
+            rows.append([title, str(line["length"]), f"{ours:.0f}", *asked])
+    head = ["shapes", "tokens", "ms", "before, ms", "times as fast"]
+    return table(head, rows) if rows else NOTHING_YET
+
+
 def gpu_tests() -> str:
     """The tests that ran on a GPU, and those that ran under the sanitizer: of each kind of run the newest first."""
     rows = []
@@ -284,6 +329,8 @@ TABLES: dict[str, Callable[[], str]] = {
         guesses_in_time,
         eight_bits_answers,
         lockstep_again,
+        hybrids,
+        hybrids_prompts,
         gpu_tests,
     )
 }
