@@ -196,9 +196,11 @@ def test_shapes_come_to_the_known_sizes(tmp_path: Path) -> None:
     millions = {"qwen3-8b": 8191, "qwq-32b": 32764, "codellama-7b": 6738, "codellama-13b": 13016}
     millions |= {"codellama-34b": 33744, "qwen3-30b-a3b": 30532, "gpt-oss-20b": 20915}
     millions |= {"glm-4.5-air-12": 27241, "gpt-oss-120b": 116829, "qwen3-32b": 32762}
+    millions |= {"qwen3.5-9b": 8954, "qwen3.5-27b": 26896, "qwen3-next-80b-12": 20385}
     kv = {"qwen3-8b": 147456, "qwq-32b": 262144, "codellama-7b": 524288, "codellama-13b": 819200}
     kv |= {"codellama-34b": 196608, "qwen3-30b-a3b": 98304, "gpt-oss-20b": 49152}
     kv |= {"glm-4.5-air-12": 49152, "gpt-oss-120b": 73728, "qwen3-32b": 262144}
+    kv |= {"qwen3.5-9b": 32768, "qwen3.5-27b": 65536, "qwen3-next-80b-12": 6144}
     for packed, shape in SHAPES.items():
         name = packed.removesuffix("-mxfp4")
         table = shape.config["hidden_size"] * shape.config["vocab_size"]
