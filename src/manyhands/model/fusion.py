@@ -382,9 +382,7 @@ def _layer(
     before_attention, after_attention, before_mlp, after_mlp = roles
     x = hidden_states if before_attention is None else before_attention(hidden_states)
     out = mixer(hidden_states=x, **options)
-    out = (
-        out[0] if isinstance(out, tuple) else out
-    )  # a layer that keeps a state has no weights to tell
+    out = out[0] if isinstance(out, tuple) else out  # where a state is kept, no weights come second
     total, x = first(hidden_states, out, after_attention, before_mlp)
     out = mlp(x)
     out = out[0] if isinstance(out, tuple) else out  # a router's scores come second
