@@ -184,9 +184,8 @@ class PagePool:
         self._spares: dict[Strip, None] = {}  # strips with an empty page
         self._promises: dict[Block, int] = {}  # growing blocks: their lengths before the step
         self._fronts: dict[Place, None] = {}  # of blocks with copies that are made ahead
-        self._fronted: list[
-            weakref.ref[Block]
-        ] = []  # given a front or room for one, and not fed when others were
+        # Given a front or room for one. Those with tokens too: a step that fails may take all of them off again.
+        self._fronted: weakref.WeakKeyDictionary[Block, None] = weakref.WeakKeyDictionary()
         # Tokens that the newest step chose, stored before `keep`; a step that is taken back has none.
         self.chosen: tuple[int, ...] | None = None
         self._journal = Journal()
@@ -352,16 +351,21 @@ class PagePool:
         self.take_fronts_back()
 
     def take_fronts_back(self) -> None:
-        """Pages of fronts are free again where the block behind is still empty: a run that waits holds none for it."""
-        while self._fronted:
-            newest = self._fronted[-1]()
-            if newest is not None and not newest.tokens:
-                self._take_front_back(self.place(newest))
-            del self._fronted[-1]
+        """Pages of fronts are free again where the block behind is empty, still or again: a run that waits holds none for it."""
+        self._collect()
+        for block in reversed(list(self._fronted)):
+            place = self.place(block)
+            if not block.tokens:
+                self._take_front_back(place)
+            has_front = place.strip.front is not None or place.strip.awaited is not None
+            if not has_front or (block.frozen and block.tokens):
+                self._fronted.pop(block, None)
 
     def _take_front_back(self, place: Place) -> None:
-        """Have an empty block begin its strip."""
+        """Have an empty block that lies alone begin its strip."""
         if place.strip.front is None and place.strip.awaited is None:
+            return
+        if place.strip.num_blocks > 1:
             return
         with self._journal as journal:
             journal.keep(self, "generation")
@@ -535,7 +539,7 @@ class PagePool:
         """Move frozen `block` onto the strip of `before`, directly behind it, if that is possible.
 
         It is when `before` ends its strip, `block` lies alone on its own, neither is empty, and the pages suffice. (The room
-        in front of an empty block goes back with a step that fails, as if nothing were behind it.)
+        in front of an empty block goes back with a step that fails, if nothing is behind it.)
         The move is owed from then on.
         """
         self._collect()
@@ -624,7 +628,7 @@ class PagePool:
         self._collect()
         fronts = self.place(other).fronts
         if fronts:
-            self._note_fronted(block)
+            self._fronted[block] = None  # first, so that it can be taken back
             self._put(block, Place(fronts[-1], other.num_tokens), fronts)
 
     def leave_room(self, block: Block, other: Block, size: int) -> None:
@@ -639,7 +643,7 @@ class PagePool:
         num_pages = -(-size // self.page_size)
         if not self._can_spare(num_pages):
             return
-        self._note_fronted(block)
+        self._fronted[block] = None  # first, so that it can be taken back
         strip = Strip(num_tokens=size, awaited=Front(weakref.ref(other), size))
         with self._journal as journal:
             self._add_pages(strip, num_pages)
@@ -668,11 +672,6 @@ class PagePool:
                 self._moves.append(Move(sources, self.slots(strip, 0, size), -place.offset))
                 strip.front, strip.awaited = strip.awaited, None
             place.rooms.clear()
-
-    def _note_fronted(self, block: Block) -> None:
-        """The block is about to begin behind something: noted first, so that it can be taken back."""
-        known = [other for other in self._fronted if (found := other()) and not found.tokens]
-        self._fronted = [*known, weakref.ref(block)]
 
     def make_moves(self, make: Callable[[Sequence[Move]], None]) -> None:
         """Have all owed moves made, the oldest first, as many at once as do not meet.
