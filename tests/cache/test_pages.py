@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from manyhands.cache.block import Block
-from manyhands.cache.pages import NOWHERE, Move, PagePool, Strip
+from manyhands.cache.pages import PagePool
+from manyhands.cache.places import NOWHERE, Move, Strip
 from manyhands.errors import InvalidRequest, OutOfMemory
 from tests.covers import examples
 
