@@ -238,10 +238,14 @@ def test_a_copy_of_the_process_says_nothing_and_is_killed(tmp_path: Path) -> Non
 
 def test_processes_of_a_call_end_with_it(tmp_path: Path) -> None:
     file = tmp_path / "pids"
-    # Long enough for the call to have said what it has begun, on a busy machine too.
-    with Sandbox(f"{HERE}:spin_with_a_child", replace(QUICK, seconds=3.0)) as sandbox:
-        assert sandbox.run(str(file)) == Failed("timeout", "took over 3 s")
-        assert all(gone(pid) for pid in json.loads(file.read_text()))
+    # A machine may be so busy that a call has not said what it has begun: the next one has longer.
+    for seconds in (3.0, 30.0):
+        with Sandbox(f"{HERE}:spin_with_a_child", replace(QUICK, seconds=seconds)) as sandbox:
+            assert sandbox.run(str(file)) == Failed("timeout", f"took over {seconds:g} s")
+            if file.exists() and (begun := file.read_text()):
+                assert all(gone(pid) for pid in json.loads(begun))
+                return
+    pytest.fail("no call said what it had begun")
 
 
 def test_a_child_killed_between_two_calls_is_replaced(sandbox: Sandbox) -> None:

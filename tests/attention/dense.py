@@ -20,7 +20,8 @@ from manyhands.attention.attend import Backend, LayerCall
 from manyhands.attention.rotary import Rope
 from manyhands.attention.store import LayerShape, LayerStore
 from manyhands.cache.block import Block
-from manyhands.cache.pages import Move, PagePool
+from manyhands.cache.pages import PagePool
+from manyhands.cache.places import Move
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Step
 from manyhands.cache.view import Item, Lanes, View

@@ -15,7 +15,7 @@ from manyhands.attention.reference import ReferenceBackend
 from manyhands.attention.rotary import Rope
 from manyhands.attention.torch_backend import TorchBackend
 from manyhands.cache.block import Block
-from manyhands.cache.pages import Move
+from manyhands.cache.places import Move
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.model.memory import Memory

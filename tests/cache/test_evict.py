@@ -7,7 +7,8 @@ import gc
 import pytest
 
 from manyhands.cache.block import Block
-from manyhands.cache.pages import PagePool, Strip
+from manyhands.cache.pages import PagePool
+from manyhands.cache.places import Strip
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View

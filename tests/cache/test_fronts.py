@@ -10,7 +10,8 @@ import pytest
 
 from manyhands.cache.block import Block
 from manyhands.cache.layouts import combined
-from manyhands.cache.pages import PagePool, Strip
+from manyhands.cache.pages import PagePool
+from manyhands.cache.places import Strip
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.errors import OutOfMemory

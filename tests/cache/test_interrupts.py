@@ -19,7 +19,8 @@ import pytest
 
 from manyhands.cache import fronts, journal, lockstep, pages, planner, routes
 from manyhands.cache.block import Block
-from manyhands.cache.pages import PagePool, Strip
+from manyhands.cache.pages import PagePool
+from manyhands.cache.places import Strip
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.errors import ManyhandsError

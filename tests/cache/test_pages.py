@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from manyhands.cache.block import Block
-from manyhands.cache.pages import NOWHERE, Move, PagePool, Strip
+from manyhands.cache.pages import PagePool
+from manyhands.cache.places import NOWHERE, Move, Strip
 from manyhands.errors import InvalidRequest, OutOfMemory
 from tests.covers import examples
 
@@ -226,8 +227,47 @@ class PagesAndCopies(Pages):
         assert now == before
         assert now_free >= num_free
         if growth:
-            empty = [block for block in self.blocks if not block.tokens]
-            assert not any(self.pool.place(block).strip.awaited for block in empty)
+            self.check_that_nothing_is_held_for_empty_blocks()
+
+    @rule(
+        sizes=st.lists(st.integers(0, 8), min_size=1, max_size=4),
+        size=st.sampled_from([1, 8, ROOMY * PAGE_SIZE]),
+    )
+    def grow_in_parts_in_vain(self, sizes: list[int], size: int) -> None:
+        """Some blocks are fed, then one behind room is to be, and memory does not suffice: of the whole step nothing remains."""
+        growth = list(zip([b for b in self.blocks if not b.frozen], sizes, strict=False))
+        if not growth:
+            return
+        kept = [block for block in self.blocks if block.tokens]
+        num_free, *before = state(self.pool, kept)
+        try:
+            self.pool.promise(growth)
+        except OutOfMemory:
+            self.pool.take_fronts_back()
+            return
+        for block, number in growth:
+            block.tokens.extend([NOWHERE] * number)
+        behind = Block("behind room")
+        if front := growth[0][0].num_tokens:
+            self.pool.leave_room(behind, growth[0][0], front)
+        try:
+            self.pool.promise([(behind, size)])
+        except OutOfMemory:
+            self.pool.take_fronts_back()
+        self.pool.take_back()
+        self.make_moves()
+        self.blocks.append(behind)
+        now_free, *now = state(self.pool, kept)
+        assert now == before
+        assert now_free >= num_free
+        self.check_that_nothing_is_held_for_empty_blocks()
+
+    def check_that_nothing_is_held_for_empty_blocks(self) -> None:
+        """Behind a step that failed."""
+        for block in self.blocks:
+            if not block.tokens:
+                strip = self.pool.place(block).strip
+                assert (strip.front, strip.awaited, strip.num_tokens) == (None, None, 0), block
 
     @rule(number=st.integers(0, 99))
     def spare(self, number: int) -> None:
@@ -389,6 +429,100 @@ def test_nothing_is_joined_behind_an_empty_block() -> None:
     pool.take_back()
     assert pool.place(text) is before
     assert len(before.strip.pages) == 1
+
+
+def behind_room(pool: PagePool, size: int) -> Block:
+    """A block of so many tokens behind room for a copy of a marker that is not written."""
+    block = Block("desk")
+    pool.leave_room(block, Block("marker"), 1)
+    pool.reserve([(block, size)])
+    block.tokens.extend([0] * size)
+    assert pool.place(block).offset == 1
+    return block
+
+
+def fail_a_step(pool: PagePool) -> None:
+    """Of another block, which is new."""
+    pool.promise([(Block("other"), 1)])
+    pool.take_back()
+
+
+def test_of_a_desk_that_is_shortened_to_nothing_no_room_is_held_behind_a_failure() -> None:
+    """Whatever was given a front meanwhile: its tokens were fed by an earlier part of a step that failed."""
+    for has_another in (False, True):
+        pool = PagePool(ROOMY, PAGE_SIZE)
+        first, second = behind_room(pool, 1), Block("second")
+        if has_another:
+            pool.leave_room(second, first, 1)
+        pool.shorten(first, 0)
+        fail_a_step(pool)
+        assert pool.place(first).offset == 0
+        assert pool.num_free_pages == ROOMY
+
+
+def test_a_failure_before_leaves_what_stands_in_front_of_tokens_until_these_are_gone() -> None:
+    """Each failure looks at all that have something in front, however long they were at the one before."""
+    pool = PagePool(ROOMY, PAGE_SIZE)
+    desk = behind_room(pool, 1)
+    fail_a_step(pool)
+    assert pool.place(desk).offset == 1
+    pool.shorten(desk, 0)
+    fail_a_step(pool)
+    assert pool.place(desk).offset == 0
+    assert pool.num_free_pages == ROOMY
+
+
+@pytest.mark.parametrize("then", ["room is left for another", "memory does not suffice"])
+def test_of_a_step_in_parts_that_fails_no_room_is_held(then: str) -> None:
+    """The first part has been fed. While the second is planned, the desk has tokens that go with the promise."""
+    pool = PagePool(ROOMY, PAGE_SIZE)
+    desk, another = behind_room(pool, 0), Block("another")
+    pool.promise([(desk, 2)])
+    desk.tokens.extend([1, 2])
+    if then == "room is left for another":
+        pool.leave_room(another, desk, 2)
+    else:
+        with pytest.raises(OutOfMemory):
+            pool.promise([(another, ROOMY * PAGE_SIZE)])
+        pool.take_fronts_back()
+    pool.take_back()
+    assert not desk.tokens
+    assert pool.place(desk).offset == 0
+    assert pool.num_free_pages == ROOMY
+
+
+def test_what_needs_no_look_any_more_is_forgotten() -> None:
+    """Else each failure looks at every desk that ever had room in front: those that are finished, evicted or given back."""
+    pool = PagePool(ROOMY, PAGE_SIZE)
+    written, evicted, empty = (behind_room(pool, size) for size in (1, 1, 0))
+    written.freeze()
+    pool.evict([evicted], [])
+    assert list(pool._fronted) == [written, evicted, empty]
+    fail_a_step(pool)
+    assert not pool._fronted
+
+
+def test_tokens_that_were_taken_away_by_hand_leave_no_room_behind_a_failure() -> None:
+    pool = PagePool(ROOMY, PAGE_SIZE)
+    desk = behind_room(pool, 4)
+    fail_a_step(pool)
+    desk.tokens[:] = []
+    fail_a_step(pool)
+    assert pool.place(desk).offset == 0
+    assert pool.num_free_pages == ROOMY
+
+
+def test_what_lies_behind_an_empty_block_stays_with_the_room_in_front() -> None:
+    """The block was emptied by hand when another lay behind it."""
+    pool = PagePool(ROOMY, PAGE_SIZE)
+    desk, text = behind_room(pool, 2).freeze(), grown(pool, 2).freeze()
+    assert pool.join(text, desk) is not None
+    desk.tokens[:] = []
+    fail_a_step(pool)
+    place = pool.place(text)
+    assert (place.offset, place.strip.num_tokens, len(place.strip.pages)) == (3, 5, 2)
+    del desk, text
+    assert pool.num_free_pages == ROOMY
 
 
 TestPagesAndCopies = PagesAndCopies.TestCase

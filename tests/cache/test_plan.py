@@ -17,7 +17,8 @@ from manyhands.cache import planner as planning
 from manyhands.cache import trunks
 from manyhands.cache.block import Block
 from manyhands.cache.layouts import Cast, combined, interleaved
-from manyhands.cache.pages import NOWHERE, Move, PagePool, Place
+from manyhands.cache.pages import PagePool
+from manyhands.cache.places import NOWHERE, Move, Place
 from manyhands.cache.plan import PageTables, Plan, of_rows, over_copied_pages
 from manyhands.cache.planner import Planner
 from manyhands.cache.routes import Walk

@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from manyhands.cache import prefix_nodes, prefixes
 from manyhands.cache.block import Block
-from manyhands.cache.pages import Move, PagePool
+from manyhands.cache.pages import PagePool
+from manyhands.cache.places import Move
 from manyhands.cache.planner import Planner
 from manyhands.cache.prefix_nodes import Node, common_length
 from manyhands.cache.prefixes import Lease, PrefixTree

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from manyhands.cache import trunks as module
 from manyhands.cache.block import Block
-from manyhands.cache.pages import Strip
+from manyhands.cache.places import Strip
 from manyhands.cache.trunks import NOTHING, Frozen, Trunk, Trunks
 from manyhands.cache.view import Beginning, Lanes, View
 

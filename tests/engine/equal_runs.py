@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from manyhands.cache.block import Block
-from manyhands.cache.pages import Ints, Move
+from manyhands.cache.places import Ints, Move
 from manyhands.cache.step import Choice
 from manyhands.engine.engine import Engine
 from manyhands.engine.ranks.packing import pack_moves, pack_plan

@@ -15,7 +15,7 @@ from manyhands.attention.attend import Backend
 from manyhands.attention.rotary import Rotations
 from manyhands.attention.store import Moved
 from manyhands.cache.block import Block
-from manyhands.cache.pages import Move
+from manyhands.cache.places import Move
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine

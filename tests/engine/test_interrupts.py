@@ -22,7 +22,7 @@ import pytest
 
 from manyhands.cache import chunks, fronts, journal, lockstep, pages, planner, prefixes, routes
 from manyhands.cache.block import Block
-from manyhands.cache.pages import Move
+from manyhands.cache.places import Move
 from manyhands.cache.plan import Plan
 from manyhands.cache.step import Choice, Row, Step
 from manyhands.cache.view import View

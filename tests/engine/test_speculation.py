@@ -16,7 +16,8 @@ import torch
 
 from manyhands.cache import lookup
 from manyhands.cache.block import Block
-from manyhands.cache.pages import Move, PagePool
+from manyhands.cache.pages import PagePool
+from manyhands.cache.places import Move
 from manyhands.cache.plan import Plan
 from manyhands.cache.prefixes import PrefixTree
 from manyhands.cache.step import Choice, Row, Step

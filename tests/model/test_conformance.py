@@ -31,7 +31,7 @@ from manyhands.attention.rotary import Rope
 from manyhands.cache import planner as planning
 from manyhands.cache.block import Block
 from manyhands.cache.layouts import LAYOUTS, Cast
-from manyhands.cache.pages import Move
+from manyhands.cache.places import Move
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine

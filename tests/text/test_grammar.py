@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import random
 import re
 import sys
@@ -306,15 +307,19 @@ def walked(matcher: Matcher, text: Text, most: int, seed: int = 1) -> int:
     return most
 
 
-def test_a_grammar_that_reads_a_text_in_many_ways_is_refused_before_others_wait_long() -> None:
-    """Between two passes: it took 0.7 s a mask of the thirtieth token, and 3 s of the hundredth."""
+def test_a_grammar_that_reads_a_text_in_many_ways_is_refused_before_others_wait_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between two passes: it took 0.7 s a mask of the thirtieth token, and 3 s of the hundredth.
+
+    It is refused by what a mask looks at, however long the machine takes.
+    """
     text = TEXTS["bundled"]
+    monkeypatch.setattr("manyhands.text.grammar.FIRST_SECONDS", math.inf)
     matcher = Grammar("lark", "start: s\ns: /[0-9a-z ]/ | s s | s s s\n").matcher(text)
-    begun = time.thread_time()
     with pytest.raises(InvalidRequest, match=r"cannot follow its grammar: .*oo many") as caught:
-        walked(matcher, text, 200)
+        walked(matcher, text, 30)
     assert "`s: X | s X`" in caught.value.hint
-    assert time.thread_time() - begun < 2
 
 
 def test_all_texts_of_a_request_share_the_time_of_its_masks(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from manyhands.cache.pages import Ints
+from manyhands.cache.places import Ints
 from manyhands.cache.plan import Plan
 from manyhands.native import compiled as native
 

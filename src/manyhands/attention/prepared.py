@@ -26,7 +26,7 @@ from manyhands.attention.kernels.overlap import launch_options
 from manyhands.attention.kernels.tables import tables_kernel
 from manyhands.attention.rotary import Rope
 from manyhands.attention.work import ALIGNED, Cutting, Occupancy, Work, power_of_two
-from manyhands.cache.pages import Ints
+from manyhands.cache.places import Ints
 from manyhands.cache.plan import Plan
 from manyhands.native import compiled as native
 from manyhands.native.plain import ITEM_FIELDS

@@ -24,7 +24,7 @@ from manyhands.attention.entries import Entries
 from manyhands.attention.merge import NOTHING
 from manyhands.attention.rotary import Rope, Rotations, rotate
 from manyhands.attention.store import LayerStore
-from manyhands.cache.pages import Ints
+from manyhands.cache.places import Ints
 from manyhands.cache.plan import Plan
 
 _TILE = 64  # entries, or keys, of one program

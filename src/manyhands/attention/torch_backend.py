@@ -31,7 +31,7 @@ from manyhands.attention.entries import Entries
 from manyhands.attention.merge import NOTHING, merge
 from manyhands.attention.rotary import Rotations
 from manyhands.attention.store import LayerStore, Moved, StoreStack, Targets, rows_of
-from manyhands.cache.pages import Ints
+from manyhands.cache.places import Ints
 from manyhands.cache.plan import Plan
 
 _Bounds = tuple[int | None, int | None]  # window and chunk of a layer

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyhands.attention.entries import Entries
-from manyhands.cache.pages import Ints
+from manyhands.cache.places import Ints
 from manyhands.cache.plan import Plan
 from manyhands.native import compiled as native
 from manyhands.native.plain import ITEM_FIELDS, ranges

@@ -4,7 +4,8 @@
     layouts.py       the views of a team, in the three layouts of Hogwild! Inference
     step.py          the rows that a strategy asks for together; tally.py: what a row's writer has written, for penalties
     logprobs.py      how likely tokens were, told to rows that ask
-    pages.py         where tokens lie; journal.py: changes of that which are complete or have not happened
+    places.py        where a block lies, and moves from one place to another
+    pages.py         the pages and what lies on them; journal.py: changes of that which are complete or have not happened
     plan.py          one pass in integers; planner.py makes it of a step; fronts.py: desks behind copies of their marker
     routes.py        where the keys of a view lie, piece by piece; trunks.py: the beginnings of views, walked once
     lockstep.py      the next plan, where each row goes on by one token

@@ -16,7 +16,8 @@ from dataclasses import replace
 import numpy as np
 
 from manyhands.cache.block import Block
-from manyhands.cache.pages import Ints, PagePool
+from manyhands.cache.pages import PagePool
+from manyhands.cache.places import Ints
 from manyhands.cache.plan import Plan
 from manyhands.cache.step import Step
 

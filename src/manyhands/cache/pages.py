@@ -1,7 +1,7 @@
-"""Where tokens lie: pages, strips, and the moving of finished blocks next to each other.
+"""The pages: which are free and which strips have the others, and the moving of finished blocks next to each other.
 
 Keys and values live in a pool of slots, cut into pages of `page_size` slots. A Strip is a list of
-pages with one ruler: slot j of a strip belongs to index j, and its key is rotated by j. A fresh block
+pages with one ruler (`cache/places.py`): slot j of a strip belongs to index j, and its key is rotated by j. A fresh block
 gets a strip of its own. Many small finished blocks would make many small strips, so a frozen block
 that is read directly after the end of another strip is moved there (compaction):
 
@@ -50,82 +50,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import chain, count
-from typing import NamedTuple, Protocol
+from itertools import chain
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from manyhands.cache.block import Block
 from manyhands.cache.journal import Journal
+from manyhands.cache.places import NOWHERE, Front, Ints, Move, Place, Strip, num_apart
 from manyhands.cache.states import StateBook
 from manyhands.errors import InvalidRequest, OutOfMemory, counted
 
-Ints = NDArray[np.int64]
-NOWHERE = -1  # in the place of a slot
 _PLENTY = 8  # spares take at most this part of the pages that can be had: one of so many
-
-
-class Front(NamedTuple):
-    """The block of which a copy stands at the beginning of a strip, and its tokens."""
-
-    block: weakref.ref[Block]
-    size: int
-
-
-@dataclass(eq=False)
-class Strip:
-    """Pages with one ruler. `places` of living blocks are on it; `left` once its block moved away.
-
-    `awaited` is a front that is still to be filled.
-    """
-
-    pages: list[int] = field(default_factory=list)
-    num_tokens: int = 0
-    places: list[Place] = field(default_factory=list)
-    left: bool = False
-    front: Front | None = None
-    awaited: Front | None = None
-    number: int = field(default_factory=count().__next__)  # its name, for arrays
-
-    @property
-    def num_blocks(self) -> int:
-        """How many living blocks lie here."""
-        return len(self.places)
-
-
-@dataclass(eq=False)
-class Place:
-    """Where a block lies: its index 0 is index `offset` of the strip.
-
-    `size` is known of a block that shares its strip with others: it is frozen. `fronts` are strips with nothing but a
-    copy of the block, `rooms` those with room for one.
-    """
-
-    strip: Strip
-    offset: int = 0
-    size: int = 0
-    fronts: list[Strip] = field(default_factory=list)
-    rooms: list[Strip] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Move:
-    """Copy these slots; rotate the keys forward by `shift`, the difference of the two offsets.
-
-    Where a source is `NOWHERE`, zeros are written.
-    """
-
-    sources: Ints
-    targets: Ints
-    shift: int
-
-    @cached_property
-    def is_clearing(self) -> bool:
-        """Whether nothing is copied."""
-        return bool((self.sources == NOWHERE).all())
 
 
 class Keeper(Protocol):
@@ -184,9 +120,8 @@ class PagePool:
         self._spares: dict[Strip, None] = {}  # strips with an empty page
         self._promises: dict[Block, int] = {}  # growing blocks: their lengths before the step
         self._fronts: dict[Place, None] = {}  # of blocks with copies that are made ahead
-        self._fronted: list[
-            weakref.ref[Block]
-        ] = []  # given a front or room for one, and not fed when others were
+        # Given a front or room for one. Those with tokens too: a step that fails may take all of them off again.
+        self._fronted: weakref.WeakKeyDictionary[Block, None] = weakref.WeakKeyDictionary()
         # Tokens that the newest step chose, stored before `keep`; a step that is taken back has none.
         self.chosen: tuple[int, ...] | None = None
         self._journal = Journal()
@@ -352,16 +287,21 @@ class PagePool:
         self.take_fronts_back()
 
     def take_fronts_back(self) -> None:
-        """Pages of fronts are free again where the block behind is still empty: a run that waits holds none for it."""
-        while self._fronted:
-            newest = self._fronted[-1]()
-            if newest is not None and not newest.tokens:
-                self._take_front_back(self.place(newest))
-            del self._fronted[-1]
+        """Pages of fronts are free again where the block behind is empty, still or again: a run that waits holds none for it."""
+        self._collect()
+        for block in reversed(list(self._fronted)):
+            place = self.place(block)
+            if not block.tokens:
+                self._take_front_back(place)
+            has_front = place.strip.front is not None or place.strip.awaited is not None
+            if not has_front or (block.frozen and block.tokens):
+                self._fronted.pop(block, None)
 
     def _take_front_back(self, place: Place) -> None:
-        """Have an empty block begin its strip."""
+        """Have an empty block that lies alone begin its strip."""
         if place.strip.front is None and place.strip.awaited is None:
+            return
+        if place.strip.num_blocks > 1:
             return
         with self._journal as journal:
             journal.keep(self, "generation")
@@ -535,7 +475,7 @@ class PagePool:
         """Move frozen `block` onto the strip of `before`, directly behind it, if that is possible.
 
         It is when `before` ends its strip, `block` lies alone on its own, neither is empty, and the pages suffice. (The room
-        in front of an empty block goes back with a step that fails, as if nothing were behind it.)
+        in front of an empty block goes back with a step that fails, if nothing is behind it.)
         The move is owed from then on.
         """
         self._collect()
@@ -624,7 +564,7 @@ class PagePool:
         self._collect()
         fronts = self.place(other).fronts
         if fronts:
-            self._note_fronted(block)
+            self._fronted[block] = None  # first, so that it can be taken back
             self._put(block, Place(fronts[-1], other.num_tokens), fronts)
 
     def leave_room(self, block: Block, other: Block, size: int) -> None:
@@ -639,7 +579,7 @@ class PagePool:
         num_pages = -(-size // self.page_size)
         if not self._can_spare(num_pages):
             return
-        self._note_fronted(block)
+        self._fronted[block] = None  # first, so that it can be taken back
         strip = Strip(num_tokens=size, awaited=Front(weakref.ref(other), size))
         with self._journal as journal:
             self._add_pages(strip, num_pages)
@@ -669,18 +609,13 @@ class PagePool:
                 strip.front, strip.awaited = strip.awaited, None
             place.rooms.clear()
 
-    def _note_fronted(self, block: Block) -> None:
-        """The block is about to begin behind something: noted first, so that it can be taken back."""
-        known = [other for other in self._fronted if (found := other()) and not found.tokens]
-        self._fronted = [*known, weakref.ref(block)]
-
     def make_moves(self, make: Callable[[Sequence[Move]], None]) -> None:
         """Have all owed moves made, the oldest first, as many at once as do not meet.
 
         What fails stays owed: to repeat it is harmless.
         """
         while self._moves:
-            count = _num_apart(self._moves)
+            count = num_apart(self._moves)
             make(self._moves[:count])
             del self._moves[:count]
 
@@ -850,20 +785,3 @@ class PagePool:
                     journal.keep_item(self._places, reference)
                     del self._places[reference]
             del self._gone[0]
-
-
-def _num_apart(moves: Sequence[Move]) -> int:
-    """How many of the first moves can be made at once: none writes a slot that another reads or writes."""
-    if len(moves) == 1:
-        return 1
-    read: set[int] = set()
-    written: set[int] = set()
-    for index, move in enumerate(moves):
-        sources, targets = move.sources.tolist(), move.targets.tolist()
-        if not (
-            written.isdisjoint(sources) and written.isdisjoint(targets) and read.isdisjoint(targets)
-        ):
-            return index
-        read.update(sources)
-        written.update(targets)
-    return len(moves)

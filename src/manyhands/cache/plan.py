@@ -28,7 +28,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from manyhands.cache.pages import Ints
+from manyhands.cache.places import Ints
 from manyhands.cache.states import RowStates
 
 

@@ -22,7 +22,8 @@ import numpy as np
 from manyhands.cache.block import Block
 from manyhands.cache.fronts import Fronts
 from manyhands.cache.lockstep import Lockstep
-from manyhands.cache.pages import Ints, PagePool, Place, Strip
+from manyhands.cache.pages import PagePool
+from manyhands.cache.places import Ints, Place, Strip
 from manyhands.cache.plan import Growth, PageTables, Plan, Reads
 from manyhands.cache.routes import (
     LaneMark,

@@ -25,7 +25,8 @@ from operator import is_not
 from typing import Any, NamedTuple
 
 from manyhands.cache.block import Block
-from manyhands.cache.pages import Ints, PagePool, Place, Strip
+from manyhands.cache.pages import PagePool
+from manyhands.cache.places import Ints, Place, Strip
 from manyhands.cache.trunks import NOTHING, Frozen, Trunk, Trunks
 from manyhands.cache.view import Item, Lanes, View
 from manyhands.errors import InvalidRequest

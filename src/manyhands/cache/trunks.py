@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from manyhands.cache.block import Block
-from manyhands.cache.pages import Strip
+from manyhands.cache.places import Strip
 from manyhands.cache.view import Lanes, View
 
 _MOST = 64  # trunks that begin with one block, as those of teams under one system prompt do

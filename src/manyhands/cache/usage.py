@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from manyhands.cache.step import Step
 
 if TYPE_CHECKING:  # a command line that asks for help needs no arrays
-    from manyhands.cache.pages import Ints
+    from manyhands.cache.places import Ints
     from manyhands.cache.plan import Plan
 
 

@@ -34,7 +34,7 @@ from manyhands.attention.work import (
     power_of_two,
     tiles_of_prompt,
 )
-from manyhands.cache.pages import Ints
+from manyhands.cache.places import Ints
 from manyhands.cache.plan import Plan
 from manyhands.model.settings import MOST_ROWS_BESIDE
 

@@ -33,7 +33,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from manyhands.cache.logprobs import Targets
-from manyhands.cache.pages import Ints, Move
+from manyhands.cache.places import Ints, Move
 from manyhands.cache.plan import Plan
 from manyhands.cache.sheets import ShelfCounts
 from manyhands.cache.step import Choice

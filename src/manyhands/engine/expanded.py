@@ -28,7 +28,8 @@ from manyhands.attention.store import LayerShape, LayerStore, Targets
 from manyhands.attention.torch_backend import TorchBackend
 from manyhands.attention.work import Bools
 from manyhands.cache.block import Block
-from manyhands.cache.pages import Ints, PagePool
+from manyhands.cache.pages import PagePool
+from manyhands.cache.places import Ints
 from manyhands.cache.plan import Plan, of_rows, over_copied_pages
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step

@@ -36,7 +36,7 @@ from manyhands.attention.attend import LayerCall
 from manyhands.attention.prepared import NO_PAGE, Capacity, Prepared, pack, pack_growth
 from manyhands.attention.triton_backend import TritonBackend
 from manyhands.attention.work import Work
-from manyhands.cache.pages import Ints
+from manyhands.cache.places import Ints
 from manyhands.cache.plan import Plan
 from manyhands.cache.states import EMPTY, RowStates
 from manyhands.engine.heads import Heads

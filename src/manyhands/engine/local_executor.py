@@ -33,7 +33,7 @@ from manyhands.attention.compile_count import num_compiled
 from manyhands.attention.rotary import Rotations
 from manyhands.attention.store import Targets as StoreTargets
 from manyhands.cache.logprobs import Logprobs, Targets, Tokens
-from manyhands.cache.pages import Ints, Move
+from manyhands.cache.places import Ints, Move
 from manyhands.cache.plan import Plan
 from manyhands.cache.step import Choice
 from manyhands.cache.tally import Weighing

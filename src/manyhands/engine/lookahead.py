@@ -35,7 +35,8 @@ from typing import NamedTuple
 import numpy as np
 
 from manyhands.cache.block import Block
-from manyhands.cache.pages import Ints, PagePool
+from manyhands.cache.pages import PagePool
+from manyhands.cache.places import Ints
 from manyhands.cache.plan import Plan
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Row, Step

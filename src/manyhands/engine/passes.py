@@ -19,7 +19,7 @@ from torch import Tensor
 
 from manyhands.attention.attend import AttendFn, Backend, LayerCall
 from manyhands.cache.logprobs import Targets
-from manyhands.cache.pages import Ints
+from manyhands.cache.places import Ints
 from manyhands.cache.plan import Plan
 from manyhands.engine.expanded import AttendingInForms, ExpandedForm
 from manyhands.engine.pass_counts import PassCounts

@@ -25,7 +25,8 @@ from typing import Any
 
 from manyhands.cache.block import Block
 from manyhands.cache.chunks import without
-from manyhands.cache.pages import PagePool, Strip
+from manyhands.cache.pages import PagePool
+from manyhands.cache.places import Strip
 from manyhands.cache.step import Step
 from manyhands.cache.usage import Usage
 from manyhands.engine.inbox import Inbox

@@ -18,7 +18,7 @@ from manyhands.attention.eight_bits import SCALE_BYTES, EightBitStack
 from manyhands.attention.latents import LatentStack
 from manyhands.attention.rotary import Rope, Rotations
 from manyhands.attention.store import LayerShape, Moved, StoreStack
-from manyhands.cache.pages import Move
+from manyhands.cache.places import Move
 from manyhands.errors import InvalidRequest, OutOfMemory
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.host_linear import laid_out_bytes

@@ -26,7 +26,7 @@ from torch import Tensor
 from manyhands.attention.eight_bits import is_mixed
 from manyhands.attention.rotary import Rope, Rotations
 from manyhands.attention.store import Targets
-from manyhands.cache.pages import Ints
+from manyhands.cache.places import Ints
 from manyhands.cache.sheets import ShelfCounts
 from manyhands.model.adapter import ModelAdapter
 from manyhands.model.memory import Memory, free_bytes

@@ -22,7 +22,7 @@ from manyhands.attention.rotary import Rotations
 from manyhands.attention.store import LayerStore
 from manyhands.attention.strips import Strips
 from manyhands.attention.torch_backend import Prepared, TorchBackend
-from manyhands.cache.pages import Ints
+from manyhands.cache.places import Ints
 from manyhands.cache.states import RowStates
 from manyhands.errors import InvalidRequest, UnsupportedModel
 from manyhands.model.adapter import ModelAdapter

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from manyhands.cache.block import Block
-from manyhands.cache.pages import Ints, Move, PagePool
+from manyhands.cache.pages import PagePool
+from manyhands.cache.places import Ints, Move
 from manyhands.cache.plan import PageTables, Plan, Reads
 from manyhands.cache.planner import Planner
 from manyhands.cache.step import Step

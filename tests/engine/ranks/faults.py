@@ -33,7 +33,7 @@ import torch
 import torch.distributed as dist
 
 from manyhands.cache.block import Block
-from manyhands.cache.pages import Move
+from manyhands.cache.places import Move
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine import capacities, graphs, local_executor

@@ -25,7 +25,7 @@ from manyhands.attention.prepared import Capacity, Prepared
 from manyhands.attention.triton_backend import TritonBackend
 from manyhands.attention.work import Tiling
 from manyhands.cache.block import Block
-from manyhands.cache.pages import Move
+from manyhands.cache.places import Move
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine import capacities, graph, recordings

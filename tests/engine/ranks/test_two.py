@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from manyhands.cache.block import Block
-from manyhands.cache.pages import Move
+from manyhands.cache.places import Move
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.cli.options import SolveOptions

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from manyhands.cache.pages import Ints
+from manyhands.cache.places import Ints
 
 
 class Verb(IntEnum):

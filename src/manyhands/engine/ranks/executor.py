@@ -24,7 +24,7 @@ import numpy as np
 from torch import Tensor
 
 from manyhands.cache.logprobs import Targets
-from manyhands.cache.pages import Ints, Move
+from manyhands.cache.places import Ints, Move
 from manyhands.cache.plan import Plan
 from manyhands.cache.step import Choice
 from manyhands.cache.tally import Weighing

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from manyhands.attention.prepared import Capacity
-from manyhands.cache.pages import Ints
+from manyhands.cache.places import Ints
 from manyhands.engine.executor import Places
 from manyhands.engine.garbage import keep_loaded
 from manyhands.engine.graphs import GraphedPasses

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyhands.cache.logprobs import Targets
-from manyhands.cache.pages import Ints, Move
+from manyhands.cache.places import Ints, Move
 from manyhands.cache.plan import PageTables, Plan, Reads
 from manyhands.replay.merged import Merged
 

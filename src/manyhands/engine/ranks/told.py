@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from manyhands.cache.logprobs import Targets
-from manyhands.cache.pages import Ints
+from manyhands.cache.places import Ints
 from manyhands.cache.plan import Plan
 from manyhands.engine.passes import Others
 from manyhands.engine.ranks.channel import FirstEnd, OtherEnd, Verb, ints_of, text_of
