@@ -75,7 +75,8 @@ def test_logits_stay(name: str, double: bool) -> None:
 
 def _hybrid(name: str, dtype: torch.dtype = torch.float32) -> ModelAdapter:
     torch.manual_seed(0)
-    return ModelAdapter(tiny_model(HYBRIDS[name]).to(dtype))
+    model: Any = tiny_model(HYBRIDS[name])
+    return ModelAdapter(model.to(dtype))
 
 
 def _logits_of_a_text(adapter: ModelAdapter) -> Tensor:
