@@ -989,7 +989,7 @@ WAYS = ("half-closed", "closed", "kept", "several", "late half-closed")
 
 
 class Read(NamedTuple):
-    """What two readers of an answer have of it in bytes, a slow one and one that took too little; the slow one's longest rest in seconds."""
+    """Bytes that two readers have of an answer, a slow one and one that took too little; the slow one's longest rest in seconds."""
 
     slow: int
     lazy: int
@@ -1026,7 +1026,7 @@ def test_a_reader_that_takes_nothing_of_a_whole_answer_is_cut_off(
 def read_until_cut_off(
     house: House, large: bytes, way: str, stall: float, lost: Container[int]
 ) -> Read:
-    """What a reader has of an answer that takes it too late, beside one that takes all of it slowly."""
+    """Bytes that a reader has of an answer which it takes too late, beside one that takes all of it slowly."""
     close = b"Connection: close\r\n" if way == "closed" else b""
     asked = (large + close + b"\r\n") * (3 if way == "several" else 1)
     with connected(house) as lazy, connected(house) as reader:

@@ -130,12 +130,12 @@ def rotated(
     BESIDE: tl.constexpr = False,
 ):
     """Heads at `source` [n, 1], rotated by the angles at `cos` and `sin` [n, 1], float32 [n, 2 HALF], in the order of memory."""
+    PAIRS: tl.constexpr = ROTARY_DIM // 2
     if INTERLEAVED or (ROTARY_DIM == HEAD_DIM and HEAD_DIM == 2 * HALF):
         x, y = loaded(source, mask, HEAD_DIM, ROTARY_DIM, INTERLEAVED, HALF, BESIDE)
         return turned(x, y, mask, cos, sin, HEAD_DIM, INTERLEAVED, HALF, BESIDE)
     elif ROTARY_DIM & (ROTARY_DIM - 1) == 0 and HEAD_DIM == 2 * HALF:
         # The first dims, which rotate as a whole head does, take the place of what lies there.
-        PAIRS: tl.constexpr = ROTARY_DIM // 2
         GROUPS: tl.constexpr = HEAD_DIM // ROTARY_DIM
         x, y = loaded(source, mask, ROTARY_DIM, ROTARY_DIM, INTERLEAVED, PAIRS, BESIDE)
         first = turned(x, y, mask, cos, sin, ROTARY_DIM, INTERLEAVED, PAIRS, BESIDE)
@@ -146,7 +146,6 @@ def rotated(
         return tl.reshape(whole, (whole.shape[0], HEAD_DIM))
     else:
         FROM: tl.constexpr = ".cg" if BESIDE else ""
-        PAIRS: tl.constexpr = ROTARY_DIM // 2
         dim = tl.arange(0, 2 * HALF)
         is_first, is_rotary = dim < PAIRS, dim < ROTARY_DIM
         other = tl.where(is_first, dim + PAIRS, tl.where(is_rotary, dim - PAIRS, dim))[None, :]
