@@ -22,7 +22,9 @@ from benchmarks import (
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [(DOCS / name).read_text(encoding="utf-8") for name in performance.PAGES]
 TABLE = re.compile(r"<!-- table: (\w+) -->\n(.*?)<!-- end -->", re.DOTALL)
-FIGURE = re.compile(r"(?<![A-Za-z])\d\.\d|\d (?:ms|µs|s|%|×|GB/s)(?!\w)|\b(?=\w*\d)(?=\w*[a-f])[0-9a-f]{7}\b")
+FIGURE = re.compile(
+    r"(?<![A-Za-z])\d\.\d|\d (?:ms|µs|s|%|×|GB/s)(?!\w)|\b(?=\w*\d)(?=\w*[a-f])[0-9a-f]{7}\b"
+)
 
 
 def claimed(page: str) -> list[str]:
@@ -40,7 +42,10 @@ def test_every_table_stands_on_one_of_the_pages() -> None:
 def test_figures_of_the_first_page_stand_in_tables() -> None:
     assert claimed(PAGES[0]) == []
     assert "not committed" not in PAGES[0]
-    assert len(claimed("4.41 ms, 3 %, 10 MB, 128 tokens, since 4098b82, `a/b.py`, defaced, Qwen3.5")) == 4
+    assert (
+        len(claimed("4.41 ms, 3 %, 10 MB, 128 tokens, since 4098b82, `a/b.py`, defaced, Qwen3.5"))
+        == 4
+    )
     assert min(len(claimed(page)) for page in PAGES[1:]) > 10, "control"
 
 
