@@ -35,7 +35,7 @@ class Shape:
 
     @property
     def layer_types(self) -> list[str]:
-        """What each layer is, by the names of transformers; every fourth layer of a hybrid is full."""
+        """The kind of each layer, by the names of transformers; every fourth layer of a hybrid is full."""
         if (types := self.config.get("layer_types")) is not None:
             return list(types)
         every = self.config.get("full_attention_interval", 1)

@@ -127,7 +127,7 @@ def test_many_slots_are_made_free_without_counting_all_that_is_kept_behind_each(
 
 def test_nothing_is_let_go_for_slots_that_cannot_be_had() -> None:
     kept, live = [Block() for _ in range(4)], [Block() for _ in range(4)]
-    book = StateBook(10, lambda: bool(kept) and kept.pop() is not None, lambda: kept)
+    book = StateBook(10, lambda: bool(kept) and kept.pop() is not None, lambda _: kept)
     for slot, filled in enumerate([*kept, *live], 1):
         filled.tokens.append(slot)
         book.hold(filled, slot)

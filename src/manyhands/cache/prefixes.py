@@ -85,6 +85,10 @@ class PrefixTree:
         self._num_pages_in_use = 0
         # Of all nodes, and of what was divided, the block of the root below which they stand.
         self._root_of: weakref.WeakKeyDictionary[Block, Block] = weakref.WeakKeyDictionary()
+        # The node of a block. Others, which a node had before, may be there too.
+        self._node_of: weakref.WeakKeyDictionary[Block, weakref.ref[Node]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._roots: dict[str | None, Node] = {}
         self._most_roots = 64
         self._idle: list[tuple[int, int, Node]] = []  # a heap: when used, a number, an idle leaf
@@ -176,13 +180,16 @@ class PrefixTree:
         self._check_whole()
         return (node.block for node in self._nodes() if not node.pins and node.block is not None)
 
-    def passed_blocks(self) -> Iterator[Block]:
-        """The blocks that leases hold on their way to others: none ends with such a block, and what stands on it is complete.
-
-        Those come last with which many others begin.
-        """
+    def idle(self, blocks: Iterable[Block]) -> Iterator[Block]:
+        """Of these blocks those that no lease holds, as `idle_blocks`."""
         self._check_whole()
-        passed = [node for node in self._nodes() if _is_passed(node)]
+        nodes = map(self._node, blocks)
+        return (node.block for node in nodes if node and not node.pins and node.block is not None)
+
+    def passed(self, blocks: Iterable[Block]) -> Iterator[Block]:
+        """Of these blocks those that leases only pass (`Node.is_passed`). Those come last with which many others begin."""
+        self._check_whole()
+        passed = [node for node in map(self._node, blocks) if node and node.is_passed]
         passed.sort(key=lambda node: (len(node.children), node.used))
         return (node.block for node in passed if node.block is not None)
 
@@ -310,7 +317,7 @@ class PrefixTree:
         if depth < len(tokens):
             rest = tokens[depth:]
             child = Node(rest, block := Block("prefix"), node)
-            self._enter_block(block, node)
+            self._enter_block(block, child, node)
             node.children[rest[0]] = child
             self.num_tokens += len(rest)
             self._num_tokens_lost += len(rest)  # until it is pinned
@@ -335,11 +342,9 @@ class PrefixTree:
         """Give a node a block that is still to be fed, in the place of one whose state is gone."""
         assert self.pool is not None, "a tree without a pool has no states"
         assert self.pool.states is not None, "only states are lost"
-        assert node.parent is not None, "no root has a state"
-        fresh = Block("prefix")
-        if (parent := node.parent()) is not None:
-            self._enter_block(fresh, parent)
         assert node.block is not None, "a node in the tree has a block"
+        fresh = Block("prefix")
+        self._enter_block(fresh, node)
         self.pool.states.renewed(node.block, fresh)
         node.block = fresh
         self._num_tokens_lost += _lost(node)
@@ -377,6 +382,8 @@ class PrefixTree:
             if not child.is_written:
                 return None
             common = common_length(child.tokens, tokens, depth)
+            if common < len(child.tokens) and child.feeder is not None:
+                return None  # whole since this pass, and not complete before its run is told
             node = child if common == len(child.tokens) else self._divide(child, common)
             depth += common
         if depth < len(tokens):
@@ -386,7 +393,7 @@ class PrefixTree:
                 states.is_put_behind_equal(own)
             node.children[tokens[depth]] = child = Node(tokens[depth:], own, node)
             child.used = next(self._clock)
-            self._enter_block(own, node)
+            self._enter_block(own, child, node)
             self.num_tokens += len(child.tokens)
             self._offer(child)
             node = child
@@ -396,9 +403,9 @@ class PrefixTree:
         parent = node.parent() if node.parent is not None else None
         assert parent is not None, "a root is never cut"
         head = Node(node.tokens[:at], first, parent)
-        for block in (first, second):
-            self._enter_block(block, parent)
-        head.pins, head.used, head.writers = node.pins, node.used, node.writers
+        self._enter_block(first, head, parent)
+        self._enter_block(second, node, parent)
+        head.pins, head.used = node.pins, node.used
         rest, above, first_token = node.tokens[at:], weakref.ref(head), head.tokens[0]
         num_lost = _lost(node)
         head.children[rest[0]] = node
@@ -432,10 +439,18 @@ class PrefixTree:
                 pool.states.cut(node.block, rest, num_fed)
             self._cut(node, num_fed, node.block.freeze(), rest)
 
-    def _enter_block(self, block: Block, node: Node) -> None:
-        """A block stands below the root below which `node` stands, or which it is."""
-        assert node.block is not None, "a node in the tree has a block"
-        self._root_of[block] = self._root_of.get(node.block, node.block)
+    def _enter_block(self, block: Block, node: Node, above: Node | None = None) -> None:
+        """The block is to be that of `node`, and stands below the root below which `above` stands, or which it is; None: `node`."""
+        above = above or node
+        assert above.block is not None, "a node in the tree has a block"
+        self._root_of[block] = self._root_of.get(above.block, above.block)
+        self._node_of[block] = weakref.ref(node)
+
+    def _node(self, block: Block) -> Node | None:
+        """The node whose block this is; None if there is none."""
+        reference = self._node_of.get(block)
+        node = None if reference is None else reference()
+        return node if node is not None and node.block is block else None
 
     # -- the shelf -------------------------------------------------------------------------------
 
@@ -565,21 +580,6 @@ def _lost(node: Node) -> int:
     return 0 if node.pins or node.is_written else len(node.tokens)
 
 
-def _is_passed(node: Node) -> bool:
-    """Whether leases hold a node that is complete, none of them to its end, and all that they go on with is complete, and no run
-    that is there has fed it: it might leave memory, and go on from here.
-    """
-    held = [child for child in node.children.values() if child.pins]
-    is_whole = all(each.block is not None and each.block.frozen for each in (node, *held))
-    if any(_there(child.writers) for child in held):
-        return False
-    return is_whole and node.pins > 0 and node.pins == sum(child.pins for child in held)
-
-
-def _there(writers: Iterable[weakref.ref[object]]) -> list[weakref.ref[object]]:
-    return [writer for writer in writers if writer() is not None]
-
-
 class Lease:
     """A run's hold on the paths of its prompts. Close it when nothing of the run reads them any more."""
 
@@ -617,6 +617,7 @@ class Lease:
         for index in wanted:
             if max_tokens <= 0:
                 break
+            self._tree._begin_anew(self._leaves[index])
             for node in self._unwritten(index):
                 if node not in self._newly:
                     if node.feeder is not None and node.feeder is not self._feeder:
@@ -665,8 +666,6 @@ class Lease:
             node.block.freeze()
             if pool is not None:
                 pool.grows_no_more(node.block)
-            if pool is not None and pool.states is not None:
-                node.writers = (*_there(node.writers), weakref.ref(self._feeder))
             node.feeder = None
             del self._feeding[node]
         for node in written:

@@ -117,7 +117,7 @@ def _put_in_order(mixer: Any, weight: Tensor) -> None:
     shapes = [kind.shape[2:] for kind in kinds]
 
     def split(first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
-        """What `ORDERING` gives: queries, keys, values and gates [..., heads, dims], b and a [..., heads]."""
+        """The parts that `ORDERING` gives: queries, keys, values and gates [..., heads, dims], b and a [..., heads]."""
         whole = torch.cat((first, second), dim=-1).split(
             [shape.numel() for shape in shapes], dim=-1
         )
