@@ -34,10 +34,10 @@ class Node:
 
     @property
     def is_passed(self) -> bool:
-        """Whether leases hold it on their way to others: none ends here, and none just feeds what stands on it."""
+        """Whether leases hold it on their way to others: none ends here, and none just feeds it or what stands on it."""
         held = [child for child in self.children.values() if child.pins]
         ends_here = self.pins > sum(child.pins for child in held)
-        return bool(held) and not ends_here and all(child.feeder is None for child in held)
+        return bool(held) and not ends_here and not any(each.feeder for each in (self, *held))
 
     @property
     def is_idle_leaf(self) -> bool:

@@ -17,7 +17,7 @@ Slot 0 is the empty text. Slots of blocks that are kept for others (`Keeper`) ar
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -182,7 +182,7 @@ class StateBook:
         self._current: dict[weakref.ref[Block], _Text] = {}
         self._gone: list[weakref.ref[Block]] = []  # blocks that died
         self._has_gone = self._gone.append  # no Python code: no death goes unnoticed
-        self._names = count(1)
+        self._names: Iterator[int] = count(1)
         # The slots that the newest pass has told to follow: the next pass takes them where they are free still.
         self._meant: dict[weakref.ref[Block], int] = {}
 
@@ -378,7 +378,7 @@ class StateBook:
         """The text of a row's own block. A view that was walked is held against the length before that block alone."""
         view, own = row.view, row.view.own
         text = self._texts.get(weakref.ref(own))
-        # What stands before a block that was renewed or cut may have been fed in the very pass that fed it first: then it is not noted.
+        # The text before a block that was renewed or cut may have been fed in the very pass that fed it first: then it is not noted.
         is_noted = text is not None and text.before is not None
         if text is not None and is_noted and text.view is not None and text.view() is view:
             start = sum(b.num_tokens + growth.get(b, 0) for b in view.blocks[:-1])
