@@ -610,7 +610,8 @@ class Lease:
     def rows(self, wanted: Iterable[int], max_tokens: int) -> list[Row]:
         """The rows to feed in the next pass, `max_tokens` at most, so that these prompts can be read soon.
 
-        A child may be fed in the same pass as its parent: all rows write before any of them reads.
+        A child may be fed in the same pass as its parent: all rows write before any of them reads. Where states are few, one node is fed
+        after the other: in one pass each would need a state.
         """
         self._newly = {}
         rows: list[Row] = []
@@ -622,6 +623,8 @@ class Lease:
                 if node not in self._newly:
                     if node.feeder is not None and node.feeder is not self._feeder:
                         break
+                    if rows and not self._has_states(len(rows) + 1):
+                        return rows
                     row = self._row(node, max_tokens)
                     rows.append(row)
                     max_tokens -= len(row.feed)
@@ -715,6 +718,11 @@ class Lease:
     def _unwritten(self, index: int) -> Iterator[Node]:
         if index not in self._ready:
             yield from (node for node in self._leaves[index].chain() if not node.is_written)
+
+    def _has_states(self, num_rows: int) -> bool:
+        """Whether so many rows that feed nodes find states, and one that goes on from the last of them."""
+        states = None if self._tree.pool is None else self._tree.pool.states
+        return states is None or states.could_have(num_rows + 1)
 
     def _will_be_written(self, node: Node) -> bool:
         assert node.block is not None, "what is leased is in the tree"
