@@ -24,6 +24,12 @@ Blocks without a lease are kept within `max_tokens`, and as long as their pages 
 The least recently used leaves go first. Tenants have trees of their own: what one of them has asked
 is never found by another.
 
+On a network that keeps states (`cache/states.py`) a state exists only where a feed has ended. Where a node is divided, its head is
+fed anew. A node that leases only *pass* may lose its state to a text that needs a slot: none of them ends there, and none is just
+feeding it or what stands on it. If a lease then comes to end there, or to feed something behind it, the node is *renewed*: it gets a fresh
+block, which that lease feeds first. A run that had read the old one reads on in it; one that had left memory comes back by feeding it
+in its own forward (`engine/rebuild.py`).
+
 An interrupt may strike between any two lines. What the tree sums up (who holds a node, how many tokens and pages there are, which
 leaves may go) is then made anew by the next change or the next question after pages, from the leases that are open; and a lease
 that nothing has closed is closed when it is gone.

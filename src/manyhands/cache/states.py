@@ -11,7 +11,14 @@ another; then the block has both, for two lengths. If the pass fails, the block 
 is its own again; if it succeeds, the newer one is. So nothing is kept or taken back here, and an interrupt changes
 nothing. Which slots are free follows from the blocks that live: there is no list of them that could be wrong.
 
-Slot 0 is the empty text. Slots of blocks that are kept for others (`Keeper`) are free as soon as they are needed.
+Slot 0 is the empty text. Slots of blocks that are kept for others (`Keeper`) are free as soon as they are needed: first those of
+blocks that no run reads, and then those of blocks that runs only *pass*. A state that was passed may go and come back:
+
+    goes          the block keeps its tokens and its keys, and its slot is another text's (`make_room`)
+    is missed     a feed is to begin behind it: the tree puts a fresh block in its place, still to be fed (`renewed`)
+    comes back    that is fed once more; what was written behind the old block is read behind either, for both have one *name*
+
+A pass costs what has a state or may grow. Kept texts whose states are gone may be far more, and are not walked.
 """
 
 from __future__ import annotations
