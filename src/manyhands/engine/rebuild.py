@@ -83,7 +83,7 @@ def rebuild_past(
     found = {number: alive[number] for number, size in enumerate(past.found) if size}
     fresh = [Block(name) for name in trace.blocks]
     anew = [] if pool.states is None else _without_their_states(trace, found, pool.states)
-    again = [Row(View(fresh[n] for n in text), found[text[-1]].tokens) for text in anew]
+    again = [Row(View(fresh[n] for n in text), tuple(found[text[-1]].tokens)) for text in anew]
     for text in anew:
         del found[text[-1]]
     for number, block in found.items():
