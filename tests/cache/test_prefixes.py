@@ -721,7 +721,8 @@ def test_what_is_fed_keeps_the_state_that_it_goes_on_from(passed: tuple[Machine,
     machine, _ = passed
     states = machine.pool.states
     assert states is not None
-    lease = leased(machine, [(0, 1, 2, 8, 9)])
+    prompts = [(0, 1, 2, 8, 9, 10), (0, 1, 2, 8, 9, 11)]
+    lease = leased(machine, prompts)
     other = machine.prefill([(0, 1, 2)])
     other.close()
     assert states.make_room(5), "nothing is being fed"
@@ -730,13 +731,17 @@ def test_what_is_fed_keeps_the_state_that_it_goes_on_from(passed: tuple[Machine,
     machine.run(rows)
     lease.settle()
     assert not states.could_have(4)
-    rows = lease.rows([0], 4)
+    rows = lease.rows([0], 1)
     assert [row.feed for row in rows] == [(9,)]
     machine.run(rows)
     lease.settle()
-    assert machine.read(lease, 0) == (0, 1, 2, 8, 9)
     assert states.num_free == 2
-    assert states.could_have(3)
+    assert states.could_have(5), "none goes on from there yet"
+    assert not states.could_have(6)
+    for index in (0, 1):
+        machine.run(lease.rows([index], 4))
+        lease.settle()
+        assert machine.read(lease, index) == prompts[index]
 
 
 def test_nodes_are_fed_one_after_the_other_where_states_are_few() -> None:
