@@ -744,6 +744,18 @@ def test_what_is_fed_keeps_the_state_that_it_goes_on_from(passed: tuple[Machine,
         assert machine.read(lease, index) == prompts[index]
 
 
+def test_the_state_with_which_most_prompts_begin_goes_last() -> None:
+    machine = Machine(num_states=20)
+    states = machine.pool.states
+    assert states is not None
+    for beginning in ((0, 1, 2), (5, 6)):
+        machine.prefill([beginning]).close()
+    lease = machine.prefill([(0, 1, 2, 3), (0, 1, 2, 4), (5, 6, 7)])
+    assert states.make_room(states.num_free + 1)
+    held = [states.slot(lease.path(index)[0]) is not None for index in range(3)]
+    assert held == [True, True, False]
+
+
 def test_nodes_are_fed_one_after_the_other_where_states_are_few() -> None:
     for num_states, most in ((40, 3), (3, 2), (2, 1)):
         machine = Machine(num_states=num_states)

@@ -208,3 +208,21 @@ def test_a_run_comes_back_whose_prompt_was_fed_behind_a_state_that_has_gone(divi
     finish(engine, run)
     assert tokens_of(run.result()) == tokens_of(alone.run(completion(alone, 20)))
     engine.cancel(first)
+
+
+def test_a_run_waits_until_it_would_find_states() -> None:
+    """Also beside such as have reserved nothing and are in no pass yet."""
+    engine = engine_of(9)
+
+    def completion() -> Strategy:
+        settings = SharedSettings(max_tokens=9, choice=LETTER)
+        return shared_prefix([(3, 4, 5)], TEXT, settings, tree=engine.prefixes)
+
+    first = engine.submit(completion())
+    engine.step()
+    others = [engine.submit(counting((n, 7), 4)) for n in range(3)]
+    run = engine.submit(completion())
+    engine.step()
+    assert run.state is RunState.WAITING
+    finish(engine, first, *others, run)
+    assert tokens_of(run.result()) == tokens_of(first.result())
