@@ -716,6 +716,19 @@ def test_a_beginning_that_is_to_come_back_may_be_cut(passed: tuple[Machine, Leas
     assert machine.read(whole, 0) == (*range(7), 9)
 
 
+def test_a_beginning_that_is_to_come_back_may_be_divided(passed: tuple[Machine, Lease]) -> None:
+    """Before any of it is fed. None held it: what is counted of it is right again once it is fed."""
+    machine, lease = passed
+    lease.close()
+    whole = leased(machine, [(0, 1, 2)])
+    part = leased(machine, [(0, 1)])
+    longer = machine.prefill([(*range(7), 9)])
+    assert machine.read(longer, 0) == (*range(7), 9)
+    assert machine.tree._num_tokens_lost == 0
+    assert machine.read(whole, 0) == (0, 1, 2)
+    assert machine.read(part, 0) == (0, 1)
+
+
 def test_what_is_fed_keeps_the_state_that_it_goes_on_from(passed: tuple[Machine, Lease]) -> None:
     """And its own. Behind a state that has gone since a lease was taken, that is fed once more first."""
     machine, _ = passed
