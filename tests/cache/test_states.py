@@ -280,12 +280,3 @@ def test_texts_that_are_kept_without_a_state_are_not_looked_at() -> None:
     del kept, block
     feed(book, (view, 1))
     assert len(book._texts) == 1, "they are gone"
-
-
-def test_what_a_renewed_block_is_cut_into_begins_where_it_is_cut() -> None:
-    book, prompt, old, fresh, rest = StateBook(8), Block(), Block(), Block(), Block()
-    feed(book, (View([prompt]), 2))
-    feed(book, (View([prompt, old]), 3))
-    book.renewed(old, fresh)
-    book.cut(fresh, rest, 1)
-    assert (book.start(fresh), book.start(rest)) == (2, 3)

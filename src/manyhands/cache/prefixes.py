@@ -360,8 +360,6 @@ class PrefixTree:
         assert node.feeder is None, "a block that is being written cannot be divided"
         assert node.block is not None, "a node in the tree has a block"
         if not node.block.num_tokens:
-            if self.pool is not None and self.pool.states is not None:
-                self.pool.states.cut(node.block, node.block, at)
             return self._cut(node, at, Block("prefix"), node.block)
         if self.pool is None:
             raise InvalidRequest(
@@ -442,7 +440,7 @@ class PrefixTree:
         if num_fed := node.block.num_tokens:
             rest = Block("prefix")
             if pool is not None and pool.states is not None:
-                pool.states.cut(node.block, rest, num_fed)
+                pool.states.renewed(node.block, rest)
             self._cut(node, num_fed, node.block.freeze(), rest)
 
     def _enter_block(self, block: Block, node: Node, above: Node | None = None) -> None:

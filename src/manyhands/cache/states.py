@@ -239,17 +239,10 @@ class StateBook:
             self._enter(tail, _Text(start, None, text.name, slots))
 
     def renewed(self, block: Block, fresh: Block) -> None:
-        """`fresh` is to be fed what a block holds whose state is gone: what was written behind one may be read behind both."""
+        """`fresh` is to be fed what a block holds whose state is gone, or its last part: what was written behind one may be read behind both."""
         text = self._texts.get(weakref.ref(block))
         if text is not None:
-            self._enter(fresh, _Text(text.start, None, text.name))
-
-    def cut(self, block: Block, rest: Block, at: int) -> None:
-        """Behind the first `at` tokens of what `block` was to be fed `rest` goes on: what stands behind one may be read behind both."""
-        text = self._texts.get(weakref.ref(block))
-        if text is not None:
-            start = None if text.start is None else text.start + at
-            self._enter(rest, _Text(start, None, text.name))
+            self._enter(fresh, _Text(None, None, text.name))
 
     def is_put_behind_equal(self, block: Block) -> None:
         """The block is read behind another one than it was written behind, which holds the same tokens in the same place."""
