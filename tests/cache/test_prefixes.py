@@ -672,3 +672,120 @@ def test_a_lease_that_nothing_has_closed_is_closed_when_it_is_gone() -> None:
     assert machine.tree.num_pages_in_use == 0
     machine.tree.clear()
     assert machine.pool.num_free_pages == machine.pool.num_pages
+
+
+@pytest.fixture
+def passed() -> tuple[Machine, Lease]:
+    """A lease on four tokens behind three, which another one had fed; the state behind these has gone."""
+    machine = Machine(num_states=6)
+    machine.prefill([(0, 1, 2)]).close()
+    lease = machine.prefill([tuple(range(7))])
+    states = machine.pool.states
+    assert states is not None
+    assert states.could_have(5)
+    assert not states.could_have(6), "that behind all of them is some run's"
+    assert states.make_room(5)
+    assert [states.slot(block) is None for block in lease.path(0)] == [True, False]
+    return machine, lease
+
+
+def test_a_state_that_has_gone_comes_back_where_a_prompt_ends_there(
+    passed: tuple[Machine, Lease],
+) -> None:
+    machine, lease = passed
+    fed = machine.num_fed
+    ends_there = machine.prefill([(0, 1, 2)])
+    assert (ends_there.found, machine.num_fed) == ((0,), fed + 3)
+    assert machine.read(ends_there, 0) == (0, 1, 2)
+    longer = machine.prefill([(*range(7), 9)])
+    assert longer.found == (7,)
+    assert machine.read(longer, 0) == (*range(7), 9), "behind the new block and the old one"
+    for each in (lease, ends_there, longer):
+        each.close()
+    machine.tree.clear()
+    assert machine.tree.num_tokens == machine.tree._num_tokens_lost == 0
+
+
+def test_a_beginning_that_is_to_come_back_may_be_cut(passed: tuple[Machine, Lease]) -> None:
+    """It is fed in part, and given up; a shorter prompt ends in the rest. What stands on it is read all the same."""
+    machine, _ = passed
+    given_up = leased(machine, [(0, 1, 2)])
+    machine.run(given_up.rows([0], 1))
+    given_up.close()
+    machine.prefill([(0, 1)]).close()
+    whole = machine.prefill([(*range(7), 9)])
+    assert machine.read(whole, 0) == (*range(7), 9)
+
+
+def test_a_beginning_that_is_to_come_back_may_be_divided(passed: tuple[Machine, Lease]) -> None:
+    """Before any of it is fed. None held it: what is counted of it is right again once it is fed."""
+    machine, lease = passed
+    lease.close()
+    whole = leased(machine, [(0, 1, 2)])
+    part = leased(machine, [(0, 1)])
+    longer = machine.prefill([(*range(7), 9)])
+    assert machine.read(longer, 0) == (*range(7), 9)
+    assert machine.tree._num_tokens_lost == 0
+    assert machine.read(whole, 0) == (0, 1, 2)
+    assert machine.read(part, 0) == (0, 1)
+
+
+def test_what_is_fed_keeps_the_state_that_it_goes_on_from(passed: tuple[Machine, Lease]) -> None:
+    """And its own. Behind a state that has gone since a lease was taken, that is fed once more first."""
+    machine, _ = passed
+    states = machine.pool.states
+    assert states is not None
+    prompts = [(0, 1, 2, 8, 9, 10), (0, 1, 2, 8, 9, 11)]
+    lease = leased(machine, prompts)
+    other = machine.prefill([(0, 1, 2)])
+    other.close()
+    assert states.make_room(5), "nothing is being fed"
+    rows = lease.rows([0], 4)
+    assert [row.feed for row in rows] == [(0, 1, 2), (8,)]
+    machine.run(rows)
+    lease.settle()
+    assert not states.could_have(4)
+    rows = lease.rows([0], 1)
+    assert [row.feed for row in rows] == [(9,)]
+    machine.run(rows)
+    lease.settle()
+    assert states.num_free == 2
+    assert states.could_have(5), "none goes on from there yet"
+    assert not states.could_have(6)
+    for index in (0, 1):
+        machine.run(lease.rows([index], 4))
+        lease.settle()
+        assert machine.read(lease, index) == prompts[index]
+
+
+def test_the_state_with_which_most_prompts_begin_goes_last() -> None:
+    machine = Machine(num_states=20)
+    states = machine.pool.states
+    assert states is not None
+    for beginning in ((0, 1, 2), (5, 6)):
+        machine.prefill([beginning]).close()
+    lease = machine.prefill([(0, 1, 2, 3), (0, 1, 2, 4), (5, 6, 7)])
+    assert states.make_room(states.num_free + 1)
+    held = [states.slot(lease.path(index)[0]) is not None for index in range(3)]
+    assert held == [True, True, False]
+
+
+def test_nodes_are_fed_one_after_the_other_where_states_are_few() -> None:
+    for num_states, most in ((40, 3), (3, 2), (2, 1)):
+        machine = Machine(num_states=num_states)
+        lease = leased(machine, [(1, 2, 3, 4, 5), (1, 2, 3), (1,)])
+        assert len(lease.rows([0], 9)) == most, num_states
+
+
+@pytest.mark.parametrize("num_states", [0, 40])
+def test_a_completion_that_leaves_what_is_just_fed_in_its_middle_is_not_kept(
+    num_states: int,
+) -> None:
+    """All tokens of that are in memory, and its run has not been told yet."""
+    machine = Machine(num_states=num_states)
+    lease, other = leased(machine, [()]), leased(machine, [(1, 2, 3)])
+    machine.run(other.rows([0], 9))
+    machine.write_behind(lease, 0, (1, 2, 5))
+    assert machine.tree.num_tokens == 3
+    other.settle()
+    assert machine.read(other, 0) == (1, 2, 3)

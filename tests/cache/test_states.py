@@ -127,7 +127,7 @@ def test_many_slots_are_made_free_without_counting_all_that_is_kept_behind_each(
 
 def test_nothing_is_let_go_for_slots_that_cannot_be_had() -> None:
     kept, live = [Block() for _ in range(4)], [Block() for _ in range(4)]
-    book = StateBook(10, lambda: bool(kept) and kept.pop() is not None, lambda: kept)
+    book = StateBook(10, lambda: bool(kept) and kept.pop() is not None, lambda _: kept)
     for slot, filled in enumerate([*kept, *live], 1):
         filled.tokens.append(slot)
         book.hold(filled, slot)
@@ -241,3 +241,42 @@ def test_what_is_evicted_frees_its_slot_and_can_be_held_again() -> None:
     (slot,) = book.free_slots(1)
     book.hold(text.own, slot)
     assert feed(book, (text, 1)).sources == (slot,)
+
+
+def test_what_stands_before_a_renewed_block_is_noted_once_it_is_known() -> None:
+    """It was fed in the pass that fed the block, too."""
+    book, prompt, old, fresh = StateBook(8), Block(), Block(), Block()
+    feed(book, (View([prompt]), 2))
+    feed(book, (View([prompt, old]), 2))
+    book.renewed(old, fresh)
+    again = Block()
+    views = View([again]), View([again, fresh])
+    feed(book, (views[0], 2), (views[1], 1))
+    feed(book, (views[1], 1))
+    feed(book, (views[1], 1))
+    with pytest.raises(InvalidRequest, match="behind another text"):
+        feed(book, (View([prompt, fresh]), 1))
+
+
+def test_an_empty_block_may_stand_elsewhere_and_is_known_by_its_name() -> None:
+    book, prompt, other, own = StateBook(8), Block(), Block(), Block()
+    feed(book, (View([prompt]), 2), (View([other]), 3))
+    feed(book, (View([prompt, own]), 1))
+    own.tokens.clear()
+    feed(book, (View([other, own]), 1))
+    feed(book, (View([other, own]), 1))
+
+
+def test_texts_that_are_kept_without_a_state_are_not_looked_at() -> None:
+    book = StateBook(4)
+    kept = [Block() for _ in range(50)]
+    for block in kept:
+        block.tokens.append(1)
+        book.hold(block.freeze(), 1)
+        book.evict([block], Journal())
+    feed(book, (view := View([Block()]), 1))
+    assert len(book._current) == 1
+    assert len(book._texts) == 51
+    del kept, block
+    feed(book, (view, 1))
+    assert len(book._texts) == 1, "they are gone"

@@ -49,7 +49,7 @@ until they have been made (`make_moves`), whatever becomes of the step that foun
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Protocol
 
@@ -78,8 +78,13 @@ class Keeper(Protocol):
     def idle_blocks(self) -> Iterable[Block]:
         """All kept blocks that could be let go."""
 
-    def passed_blocks(self) -> Iterable[Block]:
-        """Kept blocks that some run reads, and from whose end none goes on; those first that others are least likely to ask for."""
+    def idle(self, blocks: Iterable[Block]) -> Iterable[Block]:
+        """Of these blocks the kept ones that could be let go."""
+
+    def passed(self, blocks: Iterable[Block]) -> Iterable[Block]:
+        """Of these blocks the kept ones that some run reads, and from whose end none goes on; those first that others are least likely to
+        ask for.
+        """
 
     def make_room(self, num_pages: int) -> None:
         """Let unused blocks go, until so many pages were freed or none is left."""
@@ -104,9 +109,7 @@ class PagePool:
         assert min(num_pages, page_size) > 0, (num_pages, page_size)
         self.states: StateBook | None = None
         if num_states:
-            self.states = StateBook(
-                num_states, self._let_go, self._idle_blocks, self._passed_blocks
-            )
+            self.states = StateBook(num_states, self._let_go, self._idle, self._passed)
         self.recycle = recycle
         self.num_pages = num_pages
         self.page_size = page_size
@@ -350,9 +353,13 @@ class PagePool:
         """All blocks that keepers could let go."""
         return chain.from_iterable([each.idle_blocks() for each in self.keepers])
 
-    def _passed_blocks(self) -> Iterable[Block]:
-        """All kept blocks that runs read, and behind which none goes on."""
-        return chain.from_iterable([each.passed_blocks() for each in self.keepers])
+    def _idle(self, blocks: Collection[Block]) -> Iterable[Block]:
+        """Of these blocks those that keepers could let go."""
+        return chain.from_iterable([each.idle(blocks) for each in self.keepers])
+
+    def _passed(self, blocks: Collection[Block]) -> Iterable[Block]:
+        """Of these blocks those that are kept, and that runs only pass."""
+        return chain.from_iterable([each.passed(blocks) for each in self.keepers])
 
     def _num_pages_of(self, blocks: Iterable[Block]) -> int:
         """Pages that would be free if these blocks went, unless a view still reads some of them."""

@@ -16,10 +16,7 @@ Tokens = tuple[int, ...]
 class Node:
     """One block of the tree. `tokens` are those it is meant for, written or not."""
 
-    __slots__ = (
-        *("__weakref__", "block", "children", "feeder", "parent", "pins", "tokens", "used"),
-        "writers",
-    )
+    __slots__ = ("__weakref__", "block", "children", "feeder", "parent", "pins", "tokens", "used")
 
     def __init__(self, tokens: Tokens, block: Block, parent: Node | None) -> None:
         self.tokens = tokens
@@ -29,13 +26,18 @@ class Node:
         self.pins = 0  # prompts of leases whose paths lead through here
         self.feeder: object | None = None  # which lease, or which fetch, is writing it
         self.used = 0  # when it was last let go
-        # Leases that have fed it, as far as they are there: a run of theirs may leave memory, and comes back by feeding it once more.
-        self.writers: tuple[weakref.ref[object], ...] = ()
 
     @property
     def is_written(self) -> bool:
         """Whether all of its tokens are in memory."""
         return self.block is not None and self.block.num_tokens == len(self.tokens)
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether leases hold it on their way to others: none ends here, and none just feeds it or what stands on it."""
+        held = [child for child in self.children.values() if child.pins]
+        ends_here = self.pins > sum(child.pins for child in held)
+        return bool(held) and not ends_here and not any(each.feeder for each in (self, *held))
 
     @property
     def is_idle_leaf(self) -> bool:

@@ -24,6 +24,12 @@ Blocks without a lease are kept within `max_tokens`, and as long as their pages 
 The least recently used leaves go first. Tenants have trees of their own: what one of them has asked
 is never found by another.
 
+On a network that keeps states (`cache/states.py`) a state exists only where a feed has ended. Where a node is divided, its head is
+fed anew. A node that leases only *pass* may lose its state to a text that needs a slot: none of them ends there, and none is just
+feeding it or what stands on it. If a lease then comes to end there, or to feed something behind it, the node is *renewed*: it gets a fresh
+block, which that lease feeds first. A run that had read the old one reads on in it; one that had left memory comes back by feeding it
+in its own forward (`engine/rebuild.py`).
+
 An interrupt may strike between any two lines. What the tree sums up (who holds a node, how many tokens and pages there are, which
 leaves may go) is then made anew by the next change or the next question after pages, from the leases that are open; and a lease
 that nothing has closed is closed when it is gone.
@@ -85,6 +91,10 @@ class PrefixTree:
         self._num_pages_in_use = 0
         # Of all nodes, and of what was divided, the block of the root below which they stand.
         self._root_of: weakref.WeakKeyDictionary[Block, Block] = weakref.WeakKeyDictionary()
+        # The node of a block. Others, which a node had before, may be there too.
+        self._node_of: weakref.WeakKeyDictionary[Block, weakref.ref[Node]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._roots: dict[str | None, Node] = {}
         self._most_roots = 64
         self._idle: list[tuple[int, int, Node]] = []  # a heap: when used, a number, an idle leaf
@@ -176,13 +186,16 @@ class PrefixTree:
         self._check_whole()
         return (node.block for node in self._nodes() if not node.pins and node.block is not None)
 
-    def passed_blocks(self) -> Iterator[Block]:
-        """The blocks that leases hold on their way to others: none ends with such a block, and what stands on it is complete.
-
-        Those come last with which many others begin.
-        """
+    def idle(self, blocks: Iterable[Block]) -> Iterator[Block]:
+        """Of these blocks those that no lease holds, as `idle_blocks`."""
         self._check_whole()
-        passed = [node for node in self._nodes() if _is_passed(node)]
+        nodes = map(self._node, blocks)
+        return (node.block for node in nodes if node and not node.pins and node.block is not None)
+
+    def passed(self, blocks: Iterable[Block]) -> Iterator[Block]:
+        """Of these blocks those that leases only pass (`Node.is_passed`). Those come last with which many others begin."""
+        self._check_whole()
+        passed = [node for node in map(self._node, blocks) if node and node.is_passed]
         passed.sort(key=lambda node: (len(node.children), node.used))
         return (node.block for node in passed if node.block is not None)
 
@@ -310,7 +323,7 @@ class PrefixTree:
         if depth < len(tokens):
             rest = tokens[depth:]
             child = Node(rest, block := Block("prefix"), node)
-            self._enter_block(block, node)
+            self._enter_block(block, child, node)
             node.children[rest[0]] = child
             self.num_tokens += len(rest)
             self._num_tokens_lost += len(rest)  # until it is pinned
@@ -335,11 +348,9 @@ class PrefixTree:
         """Give a node a block that is still to be fed, in the place of one whose state is gone."""
         assert self.pool is not None, "a tree without a pool has no states"
         assert self.pool.states is not None, "only states are lost"
-        assert node.parent is not None, "no root has a state"
-        fresh = Block("prefix")
-        if (parent := node.parent()) is not None:
-            self._enter_block(fresh, parent)
         assert node.block is not None, "a node in the tree has a block"
+        fresh = Block("prefix")
+        self._enter_block(fresh, node)
         self.pool.states.renewed(node.block, fresh)
         node.block = fresh
         self._num_tokens_lost += _lost(node)
@@ -349,8 +360,6 @@ class PrefixTree:
         assert node.feeder is None, "a block that is being written cannot be divided"
         assert node.block is not None, "a node in the tree has a block"
         if not node.block.num_tokens:
-            if self.pool is not None and self.pool.states is not None:
-                self.pool.states.cut(node.block, node.block, at)
             return self._cut(node, at, Block("prefix"), node.block)
         if self.pool is None:
             raise InvalidRequest(
@@ -377,6 +386,8 @@ class PrefixTree:
             if not child.is_written:
                 return None
             common = common_length(child.tokens, tokens, depth)
+            if common < len(child.tokens) and child.feeder is not None:
+                return None  # whole since this pass, and not complete before its run is told
             node = child if common == len(child.tokens) else self._divide(child, common)
             depth += common
         if depth < len(tokens):
@@ -386,7 +397,7 @@ class PrefixTree:
                 states.is_put_behind_equal(own)
             node.children[tokens[depth]] = child = Node(tokens[depth:], own, node)
             child.used = next(self._clock)
-            self._enter_block(own, node)
+            self._enter_block(own, child, node)
             self.num_tokens += len(child.tokens)
             self._offer(child)
             node = child
@@ -396,9 +407,9 @@ class PrefixTree:
         parent = node.parent() if node.parent is not None else None
         assert parent is not None, "a root is never cut"
         head = Node(node.tokens[:at], first, parent)
-        for block in (first, second):
-            self._enter_block(block, parent)
-        head.pins, head.used, head.writers = node.pins, node.used, node.writers
+        self._enter_block(first, head, parent)
+        self._enter_block(second, node, parent)
+        head.pins, head.used = node.pins, node.used
         rest, above, first_token = node.tokens[at:], weakref.ref(head), head.tokens[0]
         num_lost = _lost(node)
         head.children[rest[0]] = node
@@ -429,13 +440,21 @@ class PrefixTree:
         if num_fed := node.block.num_tokens:
             rest = Block("prefix")
             if pool is not None and pool.states is not None:
-                pool.states.cut(node.block, rest, num_fed)
+                pool.states.renewed(node.block, rest)
             self._cut(node, num_fed, node.block.freeze(), rest)
 
-    def _enter_block(self, block: Block, node: Node) -> None:
-        """A block stands below the root below which `node` stands, or which it is."""
-        assert node.block is not None, "a node in the tree has a block"
-        self._root_of[block] = self._root_of.get(node.block, node.block)
+    def _enter_block(self, block: Block, node: Node, above: Node | None = None) -> None:
+        """The block is to be that of `node`, and stands below the root below which `above` stands, or which it is; None: `node`."""
+        above = above or node
+        assert above.block is not None, "a node in the tree has a block"
+        self._root_of[block] = self._root_of.get(above.block, above.block)
+        self._node_of[block] = weakref.ref(node)
+
+    def _node(self, block: Block) -> Node | None:
+        """The node whose block this is; None if there is none."""
+        reference = self._node_of.get(block)
+        node = None if reference is None else reference()
+        return node if node is not None and node.block is block else None
 
     # -- the shelf -------------------------------------------------------------------------------
 
@@ -565,21 +584,6 @@ def _lost(node: Node) -> int:
     return 0 if node.pins or node.is_written else len(node.tokens)
 
 
-def _is_passed(node: Node) -> bool:
-    """Whether leases hold a node that is complete, none of them to its end, and all that they go on with is complete, and no run
-    that is there has fed it: it might leave memory, and go on from here.
-    """
-    held = [child for child in node.children.values() if child.pins]
-    is_whole = all(each.block is not None and each.block.frozen for each in (node, *held))
-    if any(_there(child.writers) for child in held):
-        return False
-    return is_whole and node.pins > 0 and node.pins == sum(child.pins for child in held)
-
-
-def _there(writers: Iterable[weakref.ref[object]]) -> list[weakref.ref[object]]:
-    return [writer for writer in writers if writer() is not None]
-
-
 class Lease:
     """A run's hold on the paths of its prompts. Close it when nothing of the run reads them any more."""
 
@@ -610,17 +614,21 @@ class Lease:
     def rows(self, wanted: Iterable[int], max_tokens: int) -> list[Row]:
         """The rows to feed in the next pass, `max_tokens` at most, so that these prompts can be read soon.
 
-        A child may be fed in the same pass as its parent: all rows write before any of them reads.
+        A child may be fed in the same pass as its parent: all rows write before any of them reads. Where states are few, one node is fed
+        after the other: in one pass each would need a state.
         """
         self._newly = {}
         rows: list[Row] = []
         for index in wanted:
             if max_tokens <= 0:
                 break
+            self._tree._begin_anew(self._leaves[index])
             for node in self._unwritten(index):
                 if node not in self._newly:
                     if node.feeder is not None and node.feeder is not self._feeder:
                         break
+                    if rows and not self._has_states(len(rows) + 1):
+                        return rows
                     row = self._row(node, max_tokens)
                     rows.append(row)
                     max_tokens -= len(row.feed)
@@ -665,8 +673,6 @@ class Lease:
             node.block.freeze()
             if pool is not None:
                 pool.grows_no_more(node.block)
-            if pool is not None and pool.states is not None:
-                node.writers = (*_there(node.writers), weakref.ref(self._feeder))
             node.feeder = None
             del self._feeding[node]
         for node in written:
@@ -716,6 +722,11 @@ class Lease:
     def _unwritten(self, index: int) -> Iterator[Node]:
         if index not in self._ready:
             yield from (node for node in self._leaves[index].chain() if not node.is_written)
+
+    def _has_states(self, num_rows: int) -> bool:
+        """Whether so many rows that feed nodes find states, and one that goes on from the last of them."""
+        states = None if self._tree.pool is None else self._tree.pool.states
+        return states is None or states.could_have(num_rows + 1)
 
     def _will_be_written(self, node: Node) -> bool:
         assert node.block is not None, "what is leased is in the tree"

@@ -11,15 +11,22 @@ another; then the block has both, for two lengths. If the pass fails, the block 
 is its own again; if it succeeds, the newer one is. So nothing is kept or taken back here, and an interrupt changes
 nothing. Which slots are free follows from the blocks that live: there is no list of them that could be wrong.
 
-Slot 0 is the empty text. Slots of blocks that are kept for others (`Keeper`) are free as soon as they are needed.
+Slot 0 is the empty text. Slots of blocks that are kept for others (`Keeper`) are free as soon as they are needed: first those of
+blocks that no run reads, and then those of blocks that runs only *pass*. A state that was passed may go and come back:
+
+    goes          the block keeps its tokens and its keys, and its slot is another text's (`make_room`)
+    is missed     a feed is to begin behind it: the tree puts a fresh block in its place, still to be fed (`renewed`)
+    comes back    that is fed once more; what was written behind the old block is read behind either, for both have one *name*
+
+A pass costs what has a state or may grow. Kept texts whose states are gone may be far more, and are not walked.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, count
+from itertools import count
 
 from manyhands.cache.block import Block
 from manyhands.cache.journal import Journal
@@ -143,7 +150,11 @@ class _Text:
     name: int
     slots: dict[int, int] = field(default_factory=dict)  # by how many tokens the block has
     view: weakref.ref[View] | None = None  # the last view of the row that writes it
-    is_renewed: bool = False  # see `StateBook.renewed`: known before it has tokens
+
+    def forget(self) -> None:
+        """The block is empty again, and may stand elsewhere. The name stays: see `StateBook.renewed`."""
+        self.start = self.before = self.view = None
+        self.slots = {}
 
     def is_behind(self, start: int, before: int, *, is_fed: bool) -> bool:
         """Whether this is what stands before the block in some view. If that is not known, it is from now on.
@@ -165,18 +176,20 @@ class StateBook:
         self,
         num_slots: int,
         let_go: Callable[[], bool] = lambda: False,
-        idle_blocks: Callable[[], Iterable[Block]] | None = None,
-        passed_blocks: Callable[[], Iterable[Block]] = tuple,
+        idle: Callable[[Collection[Block]], Iterable[Block]] | None = None,
+        passed: Callable[[Collection[Block]], Iterable[Block]] = lambda blocks: (),
     ) -> None:
-        """`let_go` drops a block that is only kept for others, where there is one: False if not. `idle_blocks` are those that may be
-        dropped; None: that is not known. `passed_blocks` are read, and no row goes on from the state behind one of them.
+        """`let_go` drops a block that is only kept for others, where there is one: False if not. Of blocks `idle` tells those that may be
+        dropped (None: that is not known), and `passed` those that are read and from whose states no row goes on.
         """
         self.num_slots = num_slots
-        self._passed_blocks = passed_blocks
-        self._let_go = let_go
-        self._idle_blocks = idle_blocks
+        self._let_go, self._idle, self._passed = let_go, idle, passed
         self._texts: dict[weakref.ref[Block], _Text] = {}
-        self._names = count(1)
+        # Of them those that have a state, or whose block may grow: at most as many as slots and rows, where kept texts may be far more.
+        self._current: dict[weakref.ref[Block], _Text] = {}
+        self._gone: list[weakref.ref[Block]] = []  # blocks that died
+        self._has_gone = self._gone.append  # no Python code: no death goes unnoticed
+        self._names: Iterator[int] = count(1)
         # The slots that the newest pass has told to follow: the next pass takes them where they are free still.
         self._meant: dict[weakref.ref[Block], int] = {}
 
@@ -199,6 +212,7 @@ class StateBook:
         sources = [self._source(row, growth, targets) for row in step.rows]
         for row, text in zip(step.rows, texts, strict=True):
             own = row.view.own
+            self._current[weakref.ref(own)] = text
             text.slots = {**text.slots, own.num_tokens + len(row.feed): targets[own]}
             text.view = weakref.ref(row.view)
         ends = [0]
@@ -222,20 +236,13 @@ class StateBook:
             start = text.start
             if start is not None:
                 start += block.num_tokens - tail.num_tokens
-            self._texts[weakref.ref(tail)] = _Text(start, None, text.name, slots)
+            self._enter(tail, _Text(start, None, text.name, slots))
 
     def renewed(self, block: Block, fresh: Block) -> None:
-        """`fresh` is to be fed what a block holds whose state is gone: what was written behind one may be read behind both."""
+        """`fresh` is to be fed what a block holds whose state is gone, or its last part: what was written behind one may be read behind both."""
         text = self._texts.get(weakref.ref(block))
         if text is not None:
-            self._texts[weakref.ref(fresh)] = _Text(text.start, None, text.name, is_renewed=True)
-
-    def cut(self, block: Block, rest: Block, at: int) -> None:
-        """A renewed block is fed its first `at` tokens alone, or none any more: what stands on it is read behind `rest`, or behind both."""
-        text = self._texts.get(weakref.ref(block))
-        if text is not None and text.is_renewed and text.start is not None:
-            behind = _Text(text.start + at, None, text.name, is_renewed=True)
-            self._texts[weakref.ref(rest)] = behind
+            self._enter(fresh, _Text(None, None, text.name))
 
     def is_put_behind_equal(self, block: Block) -> None:
         """The block is read behind another one than it was written behind, which holds the same tokens in the same place."""
@@ -257,8 +264,8 @@ class StateBook:
         """
         known = self._texts.get(weakref.ref(block))
         text = _Text(start, None, next(self._names)) if known is None else known
+        self._enter(block, text)
         text.slots = {**text.slots, block.num_tokens if size is None else size: slot}
-        self._texts[weakref.ref(block)] = text
 
     def evict(self, blocks: Iterable[Block], journal: Journal) -> None:
         """Free the slots of these blocks; what stands before each stays known."""
@@ -286,24 +293,27 @@ class StateBook:
 
     def _forget_passed(self, num_slots: int) -> bool:
         """Forget states of passed blocks until so many slots are free; False if there are too few."""
-        for block in self._passed_blocks():
+        for block in self._passed(self._holders()):
             if self.num_free >= num_slots:
                 break
-            if (text := self._texts.get(weakref.ref(block))) is not None:
-                text.slots = {}
+            self._current[weakref.ref(block)].slots = {}
         return self.num_free >= num_slots
 
     def could_have(self, num_slots: int) -> bool:
         """Whether so many slots are free, or held by blocks that may be dropped, as far as is known."""
-        if self._idle_blocks is None or (missing := num_slots - self.num_free) <= 0:
+        if self._idle is None or (missing := num_slots - self.num_free) <= 0:
             return True
-        idle: set[int] = set()
-        for block in chain(self._idle_blocks(), self._passed_blocks()):
-            if (text := self._texts.get(weakref.ref(block))) is not None:
-                idle.update(text.slots.values())
-                if len(idle) >= missing:
-                    return True
-        return False
+        holders = self._holders()
+        found = {*self._idle(holders), *self._passed(holders)}
+        slots = {
+            slot for block in found for slot in self._current[weakref.ref(block)].slots.values()
+        }
+        return len(slots) >= missing
+
+    def _holders(self) -> list[Block]:
+        """The living blocks that have a state."""
+        known = ((reference(), text) for reference, text in self._current.items())
+        return [block for block, text in known if block is not None and text.slots]
 
     def free_slots(self, wanted: int) -> list[int]:
         """So many slots that no block has. Raises OutOfMemory where there are fewer."""
@@ -336,23 +346,30 @@ class StateBook:
         self._meant = dict(zip(map(weakref.ref, blocks), following, strict=False))
         return targets, following
 
+    def _enter(self, block: Block, text: _Text) -> None:
+        reference = weakref.ref(block, self._has_gone)
+        self._texts[reference] = self._current[reference] = text
+
     def _tidy(self, earlier: Callable[[Block], Collection[int]]) -> None:
         """Forget what was gone before: blocks, and states of lengths that no block has or can go back to."""
-        texts = {}
-        for reference, text in self._texts.items():  # as many as are kept, in every pass
-            if (block := reference()) is None or not (
-                (size := len(block.tokens)) or text.is_renewed
-            ):
+        while self._gone:  # deaths meanwhile are added behind
+            for known in (self._texts, self._current):
+                known.pop(self._gone[0], None)
+            del self._gone[0]
+        for reference, text in list(self._current.items()):
+            if (block := reference()) is None:
                 continue
-            texts[reference] = text
-            if len(text.slots) > 1 or size not in text.slots:
+            if not (size := len(block.tokens)):
+                text.forget()
+            elif len(text.slots) > 1 or size not in text.slots:
                 sizes = (size, *earlier(block))
                 text.slots = {n: slot for n, slot in text.slots.items() if n in sizes}
-        self._texts = texts
+            if not text.slots and (block.frozen or not size):
+                del self._current[reference]
 
     def _used(self) -> set[int]:
         used: set[int] = set()
-        for reference, text in self._texts.items():
+        for reference, text in self._current.items():
             if reference() is not None:
                 used.update(text.slots.values())
         return used
@@ -361,7 +378,9 @@ class StateBook:
         """The text of a row's own block. A view that was walked is held against the length before that block alone."""
         view, own = row.view, row.view.own
         text = self._texts.get(weakref.ref(own))
-        if text is not None and text.view is not None and text.view() is view:
+        # The text before a block that was renewed or cut may have been fed in the very pass that fed it first: then it is not noted.
+        is_noted = text is not None and text.before is not None
+        if text is not None and is_noted and text.view is not None and text.view() is view:
             start = sum(b.num_tokens + growth.get(b, 0) for b in view.blocks[:-1])
             if start != text.start:
                 raise _reordered(own)
@@ -381,7 +400,8 @@ class StateBook:
                 continue
             text = self._texts.get(weakref.ref(block))
             if text is None:
-                text = self._texts[weakref.ref(block)] = _Text(start, before, next(self._names))
+                text = _Text(start, before, next(self._names))
+                self._enter(block, text)
             elif not text.is_behind(start, before, is_fed=is_fed):
                 raise _reordered(block)
             start, before = start + size, text.name

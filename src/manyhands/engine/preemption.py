@@ -124,11 +124,11 @@ class Preemption:
         states, num_admitted = self.pool.states, self._certain.num_runs + self._preemptible.num_runs
         if states is None or not num_admitted:
             return True
-        steps = [run.step for run in self._running if run.step is not None]
-        num_begun = sum(len(step.rows) for step in steps)
-        num_new = num_admitted - len(steps)
-        wanted = _STATES_OF_A_ROW * num_begun + _STATES_OF_A_RUN * (num_new + 1)
-        return states.could_have(wanted)
+        steps = [(run, run.step) for run in self._running if run.step is not None]
+        num_rows = sum(len(step.rows) for _, step in steps)
+        # Beside those that have a step, which need not be admitted yet, admitted ones wait for others and then feed a prompt.
+        num_new = 1 + num_admitted - sum(run.age is not None for run, _ in steps)
+        return states.could_have(_STATES_OF_A_ROW * num_rows + _STATES_OF_A_RUN * num_new)
 
     def admit(self, run: Run) -> None:
         """Number a run that takes part from now on, and follow it if it is not certain."""

@@ -15,12 +15,15 @@ import numpy as np
 
 from manyhands.cache.block import Block
 from manyhands.cache.pages import PagePool
-from manyhands.cache.step import Step
+from manyhands.cache.states import StateBook
+from manyhands.cache.step import Row, Step
+from manyhands.cache.view import View
 from manyhands.engine.executor import Executor, Kept, Places
 from manyhands.engine.past import Past
 from manyhands.errors import InvalidRequest
 from manyhands.replay.merged import Merged, merge_passes
 from manyhands.replay.text_rows import TextRows
+from manyhands.replay.trace import Trace, flat
 
 _SHARE = "Let runs share what they both read through the engine's prefixes."
 
@@ -79,6 +82,10 @@ def rebuild_past(
     wanted = {number: block for number, block in alive.items() if block in evicted}
     found = {number: alive[number] for number, size in enumerate(past.found) if size}
     fresh = [Block(name) for name in trace.blocks]
+    anew = [] if pool.states is None else _without_their_states(trace, found, pool.states)
+    again = [Row(View(fresh[n] for n in text), tuple(found[text[-1]].tokens)) for text in anew]
+    for text in anew:
+        del found[text[-1]]
     for number, block in found.items():
         fresh[number].tokens.extend(block.tokens[: past.found[number]])
     number_of = {block: number for number, block in enumerate(fresh)}
@@ -86,6 +93,9 @@ def rebuild_past(
 
     def steps() -> Iterator[Step]:
         token = 0
+        for row in again:
+            token += len(row.feed)
+            yield Step([row])
         for step, _ in trace.steps(fresh):
             for row in step.rows:
                 block = wanted.get(number_of[row.view.own])
@@ -111,8 +121,29 @@ def rebuild_past(
             tuple((slot, name) for name, slot in enumerate(held.values(), 1)),
             {wanted[number]: size for number, size in of_step.items()},
         )
-    merged = merge_passes(steps(), trace.num_tokens, before, ends.text_rows if ends else None)
+    num_tokens = trace.num_tokens + sum(len(row.feed) for row in again)
+    merged = merge_passes(steps(), num_tokens, before, ends.text_rows if ends else None)
     write_keys(merged, fed, executor, pool, here, ends)
+
+
+def _without_their_states(
+    trace: Trace, found: Mapping[int, Block], states: StateBook
+) -> list[tuple[int, ...]]:
+    """Blocks that the run has found and gone on from, and whose states have gone since: each as the text that ends with it.
+
+    They are fed once more in the forward. In order: each behind those in front of it.
+    """
+    anew: dict[int, tuple[int, ...]] = {}
+    views = dict.fromkeys(row.view for rows in trace.passes for row in rows)
+    for text in (flat(trace.views[view]) for view in views):
+        lost: list[int] = []
+        for at in reversed(range(len(text) - 1)):
+            block = found.get(text[at])
+            if block is None or text[at] in anew or states.slot(block) is not None:
+                break
+            lost.append(at)
+        anew |= {text[at]: tuple(text[: at + 1]) for at in reversed(lost)}
+    return list(anew.values())
 
 
 def write_keys(

@@ -12,8 +12,8 @@ Slots are numbered for this forward alone.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import count
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count, repeat
 
 from manyhands.cache.block import Block
 from manyhands.cache.states import EMPTY, RowStates, StateBook
@@ -24,13 +24,15 @@ class TextRows:
     """Follows the steps of a run, and says what its linear layers need."""
 
     def __init__(
-        self, found: Sequence[Block] = (), before_step: Mapping[Block, int] | None = None
+        self, found: Sequence[Block] | None = None, before_step: Mapping[Block, int] | None = None
     ) -> None:
-        """`found`: blocks that hold tokens already; the states behind them are in the first slots, from 1 on.
+        """`found`: blocks that hold tokens already; the states behind them are in the first slots, from 1 on. Where some are named, the
+        engine has held the steps against the order of texts as they happened, and knows which blocks stand for each other since one
+        was divided: here lengths alone are compared.
 
         `before_step`: of blocks to which the last passes have fed parts of a step, how many tokens they had before it.
         """
-        self._book = _Endless()
+        self._book = _Endless(count(1) if found is None else repeat(1))
         self._before_step = before_step or {}
         self._passes: list[
             tuple[range, int, int]
@@ -40,8 +42,8 @@ class TextRows:
             weakref.ref[Block], int
         ] = {}  # weak: whether a block lives is the strategy's affair
         self._left_before: dict[weakref.ref[Block], int] = {}  # the same, before the step
-        self._given = self._book.free_slots(len(found))
-        for block, slot in zip(found, self._given, strict=True):
+        self._given = self._book.free_slots(len(found or ()))
+        for block, slot in zip(found or (), self._given, strict=True):
             self._book.hold(block, slot)
 
     def feed(self, step: Step) -> None:
@@ -106,8 +108,9 @@ class TextRows:
 class _Endless(StateBook):
     """Every state has a slot of its own for good."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Iterator[int]) -> None:
         super().__init__(0)
+        self._names = names
         self._slots = count(1)
 
     def all_free(self, least: int) -> list[int]:
