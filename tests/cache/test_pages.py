@@ -686,11 +686,14 @@ class Shelf:
         self.num_pages_in_use = 2
         self.num_pages_idle = 0
 
-    def passed_blocks(self) -> list[Block]:
-        return []
-
     def idle_blocks(self) -> list[Block]:
         return self.blocks
+
+    def idle(self, blocks: Iterable[Block]) -> list[Block]:
+        return [block for block in blocks if block in self.blocks]
+
+    def passed(self, blocks: Iterable[Block]) -> list[Block]:
+        return []
 
     def make_room(self, num_pages: int) -> None:
         self.asked.append(num_pages)

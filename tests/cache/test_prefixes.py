@@ -735,7 +735,7 @@ def test_what_is_fed_keeps_the_state_that_it_goes_on_from(passed: tuple[Machine,
     machine, _ = passed
     states = machine.pool.states
     assert states is not None
-    prompts = [(0, 1, 2, 8, 9, 10), (0, 1, 2, 8, 9, 11)]
+    prompts: list[tuple[int, ...]] = [(0, 1, 2, 8, 9, 10), (0, 1, 2, 8, 9, 11)]
     lease = leased(machine, prompts)
     other = machine.prefill([(0, 1, 2)])
     other.close()

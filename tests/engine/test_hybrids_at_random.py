@@ -43,8 +43,14 @@ class Texts(Ledger):
 
     def __init__(self, num_states: int, num_pages: int) -> None:
         super().__init__()
-        sizes = {"vocab_size": NUM_IDS, "max_positions": 4096, "page_size": 16}
-        self.facts = replace(Ledger.facts, num_pages=num_pages, num_states=num_states, **sizes)
+        self.facts = replace(
+            Ledger.facts,
+            vocab_size=NUM_IDS,
+            max_positions=4096,
+            page_size=16,
+            num_pages=num_pages,
+            num_states=num_states,
+        )
         self.texts: dict[int, Text] = {EMPTY: ()}
 
     def run(self, plan: Plan, choices: Sequence[Choice] = (), **_: Any) -> Text:
