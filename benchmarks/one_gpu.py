@@ -22,7 +22,7 @@ _SANITISED = (
     f"{_TRITON}test_specialised_tiles[8-1-64-132-torch.float16-False-window]",
     f"{_TRITON}test_specialised_tiles_whose_second_half_is_few[False-10-2-16-torch.bfloat16-False-plain]",
     f"{_TRITON}test_specialised_tiles_whose_second_half_is_few[True-10-2-16-torch.bfloat16-False-plain]",
-    f"{_TRITON}test_transposed_tiles_with_and_without_tensor_maps[dtype1-True]",
+    f"{_TRITON}test_transposed_tiles_with_and_without_tensor_maps[dtype1-True-32]",
     f"{_KERNELS}test_head_norms[80-21-0-torch.bfloat16]",
     f"{_KERNELS}test_gated_products_of_many_tokens[33-200-90-silu-torch.float16]",
     f"{_KERNELS}test_products_of_the_ring[33-64-torch.bfloat16]",

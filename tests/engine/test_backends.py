@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -127,7 +128,12 @@ def test_an_engine_says_what_it_chose() -> None:
     ],
 )
 def test_names_of_kernels_on_disk_are_found_out_while_weights_are_loaded(
-    has_gpu: bool, backend: str, device: str, wanted: int, monkeypatch: pytest.MonkeyPatch
+    has_gpu: bool,
+    backend: str,
+    device: str,
+    wanted: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begun: list[None] = []
 
@@ -138,7 +144,7 @@ def test_names_of_kernels_on_disk_are_found_out_while_weights_are_loaded(
     monkeypatch.setattr(local_executor, "begin_key", lambda: begun.append(None))
     monkeypatch.setattr(local_executor, "load_adapter", load)
     with pytest.raises(InterruptedError) as found:
-        local_executor.load_network(ModelSettings("a model", backend=backend, device=device))
+        local_executor.load_network(ModelSettings(tmp_path, backend=backend, device=device))
     assert found.value.args == (wanted,)
 
 
