@@ -707,7 +707,7 @@ def test_a_state_that_has_gone_comes_back_where_a_prompt_ends_there(
 
 
 def test_a_beginning_that_is_to_come_back_may_be_cut(passed: tuple[Machine, Lease]) -> None:
-    """It is fed in part, and given up; a shorter prompt ends in the rest. What stands on it is read all the same."""
+    """It is fed in part, and given up; a shorter prompt ends in the rest. The nodes that stand on it are read all the same."""
     machine, _ = passed
     given_up = leased(machine, [(0, 1, 2)])
     machine.run(given_up.rows([0], 1))

@@ -188,7 +188,7 @@ def _check_free(engine: Engine) -> None:
 
 @pytest.mark.parametrize("divides", [False, True])
 def test_a_run_comes_back_whose_prompt_was_fed_behind_a_state_that_has_gone(divides: bool) -> None:
-    """Another one had fed its beginning. What is missing is fed once more, though a third one has divided it since."""
+    """Another one had fed its beginning. The missing part is fed once more, though a third one has divided it since."""
     text = tuple(range(3, 23))
 
     def completion(engine: Engine, length: int) -> Strategy:

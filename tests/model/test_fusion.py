@@ -31,7 +31,7 @@ from manyhands.model.fusion import fuse_modules
 from manyhands.model.host_linear import laid_out_bytes
 from manyhands.model.layers import Norm, Part, Products, norm_form, plain_norm
 from manyhands.model.loading import load_adapter
-from manyhands.model.recurrent import StateCall, linear_layers
+from manyhands.model.recurrent import StateCall, States, linear_layers
 from manyhands.model.self_test import exact_attention
 from manyhands.model.settings import ModelSettings
 from manyhands.model.skinny import SkinnyLinear
@@ -79,8 +79,12 @@ def _hybrid(name: str, dtype: torch.dtype = torch.float32) -> ModelAdapter:
     return ModelAdapter(model.to(dtype))
 
 
-def _logits_of_a_text(adapter: ModelAdapter) -> Tensor:
+def _logits_of_a_text(adapter: ModelAdapter, *, one_each: bool = False) -> Tensor:
+    """Of one text, or with linear layers that take each token for a row of its own."""
     states = StateCall.of_one_text(adapter.model, len(TOKENS))
+    if one_each:
+        slots = torch.arange(1, 1 + len(TOKENS))
+        states = StateCall.one_each(States(adapter.model, len(TOKENS)), 0 * slots, slots)
     with torch.no_grad():
         return adapter.forward(TOKENS, None, exact_attention(adapter.ropes), states)
 
@@ -89,10 +93,12 @@ def _logits_of_a_text(adapter: ModelAdapter) -> Tensor:
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_logits_of_networks_with_states_stay(name: str, double: bool) -> None:
     """Layers that keep a state have one product, too; heads of all kinds in turns are put in order for it."""
-    with DoublePrecision() if double else nullcontext():
+    precision = DoublePrecision if double else nullcontext
+    with precision():
         adapter = _hybrid(name, torch.float64 if double else torch.float32)
         expected = _logits_of_a_text(adapter)
-        report = fuse_modules(adapter, "on")
+    report = fuse_modules(adapter, "on")  # its twin has the usual precision
+    with precision():
         error = float((_logits_of_a_text(adapter) - expected).abs().max())
     # A state hands on what was rounded before, so float32 differs by more than elsewhere: 2e-5.
     assert error < (1e-12 if double else 5e-5)
@@ -110,11 +116,14 @@ def test_logits_of_networks_with_states_stay(name: str, double: bool) -> None:
 @pytest.mark.skipif(GPU, reason="test_on_gpu.py runs the compiled kernels")
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_networks_with_states_and_the_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels read the parts of a layer's one product where they stand, of many tokens of a row and of one."""
     adapter = _hybrid(name)
-    expected = _logits_of_a_text(adapter)
+    expected = [_logits_of_a_text(adapter, one_each=one_each) for one_each in (False, True)]
     fuse_modules(adapter, "on")
     monkeypatch.setattr(kernels, "usable", lambda x: True)
-    assert float((_logits_of_a_text(adapter) - expected).abs().max()) < 5e-5
+    for one_each, logits in enumerate(expected):
+        found = _logits_of_a_text(adapter, one_each=bool(one_each))
+        assert float((found - logits).abs().max()) < 5e-5
 
 
 def test_control_heads_of_all_kinds_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:

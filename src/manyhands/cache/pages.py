@@ -123,7 +123,7 @@ class PagePool:
         self._spares: dict[Strip, None] = {}  # strips with an empty page
         self._promises: dict[Block, int] = {}  # growing blocks: their lengths before the step
         self._fronts: dict[Place, None] = {}  # of blocks with copies that are made ahead
-        # Given a front or room for one. Those with tokens too: a step that fails may take all of them off again.
+        # Blocks given a front or room for one, with tokens or without: a step that fails may take all tokens off again.
         self._fronted: weakref.WeakKeyDictionary[Block, None] = weakref.WeakKeyDictionary()
         # Tokens that the newest step chose, stored before `keep`; a step that is taken back has none.
         self.chosen: tuple[int, ...] | None = None

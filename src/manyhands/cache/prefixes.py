@@ -193,7 +193,7 @@ class PrefixTree:
         return (node.block for node in nodes if node and not node.pins and node.block is not None)
 
     def passed(self, blocks: Iterable[Block]) -> Iterator[Block]:
-        """Of these blocks those that leases only pass (`Node.is_passed`). Those come last with which many others begin."""
+        """Of these blocks those that leases only pass (`Node.is_passed`). Blocks with which many others begin come last."""
         self._check_whole()
         passed = [node for node in map(self._node, blocks) if node and node.is_passed]
         passed.sort(key=lambda node: (len(node.children), node.used))

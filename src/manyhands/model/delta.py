@@ -83,12 +83,11 @@ class DeltaLayer:
 
         module = self._module
         first = _projected(module, hidden)
-        x, taps = first.qkv.contiguous(), module.conv1d.weight.squeeze(1)
-        gate, a, b = (each.contiguous() for each in (first.gate, first.a, first.b))
+        x, taps = first.qkv, module.conv1d.weight.squeeze(1)
         weights = module.A_log, module.dt_bias, module.norm.weight
         sizes = module.num_k_heads, module.norm.variance_epsilon
-        made = delta.DeltaProducts(torch.empty_like(x), gate, a, b, *weights, *sizes)
-        told = torch.empty_like(gate).flatten(1)
+        qkv, told = x.new_empty(x.shape), x.new_empty(first.gate.shape)
+        made = delta.DeltaProducts(qkv, first.gate, first.a, first.b, *weights, *sizes)
         for wave in waves:
             sources, targets = wave.sources, wave.targets
             if count := wave.num_single:

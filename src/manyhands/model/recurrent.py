@@ -103,9 +103,8 @@ class StateCall:
     states: States
     waves: tuple[Wave, ...]
     num_tokens: int
-    order: Tensor | None = (
-        None  # [T] int64: the packed indices of the rows' tokens, row by row; None: as they are packed
-    )
+    # [T] int64: the packed indices of the rows' tokens, row by row; None: as they are packed
+    order: Tensor | None = None
 
     @classmethod
     def of(cls, states: States, rows: RowStates) -> StateCall:

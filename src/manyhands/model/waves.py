@@ -51,7 +51,7 @@ class ChunkLaunch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Wave:
-    """Rows that are made at once: none reads what another one leaves. Those that are fed fewest tokens come first."""
+    """Rows that are made at once: none reads what another one leaves. Rows that are fed fewest tokens come first."""
 
     first_tokens: tuple[int, ...]  # of each row, whose tokens lie one behind another
     counts: tuple[int, ...]  # tokens of each row, ascending
