@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from transformers.models.llama import modeling_llama
 
 from manyhands.attention.attend import LayerCall
 from manyhands.cache.block import Block
+from manyhands.cache.states import RowStates
 from manyhands.cache.step import Row, Step
 from manyhands.cache.view import View
 from manyhands.engine.engine import Engine
@@ -79,14 +81,19 @@ def _hybrid(name: str, dtype: torch.dtype = torch.float32) -> ModelAdapter:
     return ModelAdapter(model.to(dtype))
 
 
-def _logits_of_a_text(adapter: ModelAdapter, *, one_each: bool = False) -> Tensor:
-    """Of one text, or with linear layers that take each token for a row of its own."""
-    states = StateCall.of_one_text(adapter.model, len(TOKENS))
-    if one_each:
-        slots = torch.arange(1, 1 + len(TOKENS))
-        states = StateCall.one_each(States(adapter.model, len(TOKENS)), 0 * slots, slots)
+def _logits_of_a_text(adapter: ModelAdapter, counts: tuple[int, ...] = (len(TOKENS),)) -> Tensor:
+    """Linear layers take the tokens for rows of so many each, which go on from states of their own."""
+    num_rows = len(counts)
+    states = States(adapter.model, 2 * num_rows)
+    torch.manual_seed(1)
+    for store in states.stores.values():
+        store.states[1:].normal_()
+    slots = tuple(range(1, 1 + num_rows)), tuple(range(1 + num_rows, 1 + 2 * num_rows))
+    rows = RowStates((0, *accumulate(counts)), *slots)
     with torch.no_grad():
-        return adapter.forward(TOKENS, None, exact_attention(adapter.ropes), states)
+        return adapter.forward(
+            TOKENS, None, exact_attention(adapter.ropes), StateCall.of(states, rows)
+        )
 
 
 @pytest.mark.parametrize("double", [False, True], ids=["float32", "float64"])
@@ -118,12 +125,12 @@ def test_logits_of_networks_with_states_stay(name: str, double: bool) -> None:
 def test_networks_with_states_and_the_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels read the parts of a layer's one product where they stand, of many tokens of a row and of one."""
     adapter = _hybrid(name)
-    expected = [_logits_of_a_text(adapter, one_each=one_each) for one_each in (False, True)]
+    feeds = (13, 17), (1,) * len(TOKENS)
+    expected = [_logits_of_a_text(adapter, counts) for counts in feeds]
     fuse_modules(adapter, "on")
     monkeypatch.setattr(kernels, "usable", lambda x: True)
-    for one_each, logits in enumerate(expected):
-        found = _logits_of_a_text(adapter, one_each=bool(one_each))
-        assert float((found - logits).abs().max()) < 5e-5
+    for counts, logits in zip(feeds, expected, strict=True):
+        assert float((_logits_of_a_text(adapter, counts) - logits).abs().max()) < 5e-5
 
 
 def test_control_heads_of_all_kinds_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
